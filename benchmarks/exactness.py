@@ -13,6 +13,10 @@ of them tuned, in under three minutes. The last line is one JSON object:
     runs with one seed differ without this package too; silent, which were called exact and differ; and crashed.
 ``tune``
     Number of programs that are faster, with other values; changed, whose result differs; and crashed.
+``nnx``
+    As ``resume``, of the loops of Flax NNX, which are not in it.
+``refused_identical``
+    Number of programs that are refused, and whose first checkpoint resumes identically with ``exact=False``.
 ``cost_1gb``
     Time of a fit over 1 GB of arrays with ``tp.checkpointing``, divided by its time without; null with ``--quick``.
 ``save_mb``, ``save_s``
@@ -43,7 +47,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))  # if this file is not run by its name
 
 import numpy as np
-from programs import PROGRAMS, Loop, Program, Training
+from programs import PROGRAMS, Loop, Program, Steps, Training
 
 import tpunb as tp
 
@@ -52,6 +56,7 @@ QUICK += ("mlp_core", "data_performance", "jax_neural_network", "image_classific
 QUICK_TUNED = ("load_text", "image_classification")
 EVERY = 3  # steps from one checkpoint to the next
 LIMIT_S = 300  # of one process
+IDENTICAL = "identical if it need not be exact: "
 REPEATS = 10  # runs that show whether a program repeats itself, if it differs from another run
 
 
@@ -109,11 +114,11 @@ def fitted(training: Training, count: Callable[[], None]) -> Result:
     return Result(state, {name: [float(np.sum(each)) for each in values] for name, values in history.items()})
 
 
-def looped(loop: Loop, folder: Path | None, start: Any, count: Callable[[], None]) -> Result:
+def looped(loop: Loop, folder: Path | None, start: Any, count: Callable[[], None], exact: bool = True) -> Result:
     """Run a loop that saves its parts; return them at its end, and the losses."""
     parts, losses, begin = loop.parts, list[float](), 0
     if start is not None:
-        parts |= tp.checkpoint.restore(start, **parts)
+        parts |= tp.checkpoint.restore(start, exact=exact, **parts)
         begin = start.step
     for step in range(begin, loop.steps):
         losses.append(float(loop.step(parts)))
@@ -123,9 +128,28 @@ def looped(loop: Loop, folder: Path | None, start: Any, count: Callable[[], None
     return Result([array for part in parts.values() for array in arrays_of(part)], {"loss": losses})
 
 
+def stepped(made: Steps, count: Callable[[], None]) -> Result:
+    """Run a loop over the batches that are saved; return its state at the end, and the losses."""
+    losses = []
+    for _ in range(made.epochs):
+        for batch in tp.testing.null_run.batches(made.data, state=made.state):
+            losses.append(float(made.step(made.state, batch)))
+            count()
+    return Result([array for part in made.state.values() for array in arrays_of(part)], {"loss": losses})
+
+
 def arrays_of(part: Any) -> Iterator[Any]:
     """Yield the arrays in a part of a loop; iterators have none."""
     if hasattr(part, "__next__") or hasattr(part, "get_state"):
+        return
+    if type(part).__module__.startswith(("flax", "programs.nnx")):
+        import jax
+        from flax import nnx
+
+        every = jax.tree.leaves(nnx.state(part))
+        yield from (
+            np.asarray(jax.random.key_data(each) if each.dtype.name.startswith("key") else each) for each in every
+        )
         return
     variables = getattr(part, "variables", [part] if hasattr(part, "assign") else None)
     if variables is None and hasattr(getattr(part, "state", None), "assign"):
@@ -147,20 +171,20 @@ def operations_of(data: Any) -> str:
     return "" if graph is None else " ".join(each.kind for each in stages(graph) if each.kind != "options")
 
 
-def saving_run(program: Program, folder: Path, to: str, start: Any, kill: int | None) -> Result:
+def saving_run(program: Program, folder: Path, to: str, start: Any, kill: int | None, exact: bool = True) -> Result:
     """Run a program that saves to a folder, from a checkpoint if one is given, and is killed after some steps."""
     made, count, resumed = program.make(folder), killed_after(kill), None
     if isinstance(made, Loop):
-        result = looped(made, folder / to, start, count)
+        result = looped(made, folder / to, start, count, exact)
         batches = made.parts.get("batches")
         data = getattr(batches, "_dataset", None)
     else:
         data = made.data
         with ExitStack() as stack:
             if start is not None:
-                resumed = stack.enter_context(tp.resume(start))
+                resumed = stack.enter_context(tp.resume(start, exact=exact))
             stack.enter_context(tp.checkpointing(folder / to, every=EVERY))
-            result = fitted(made, count)
+            result = stepped(made, count) if isinstance(made, Steps) else fitted(made, count)
     operations = operations_of(data) if hasattr(data, "element_spec") else ""
     return result._replace(note="" if resumed is None else str(resumed), operations=operations)
 
@@ -230,6 +254,8 @@ def same(whole: Result, later: Result) -> str:
         if a.dtype != b.dtype or a.tobytes() != b.tobytes():
             return f"variable {at} of {len(whole.arrays)} differs"
     for name, values in later.history.items():
+        if name.startswith("val_") and "results of validation may differ" in later.note:
+            continue
         if not np.array_equal(whole.history[name][len(whole.history[name]) - len(values) :], values, equal_nan=True):
             return f"the history of {name} differs"
     return ""
@@ -249,7 +275,9 @@ def resumed(program: Program, folder: Path, dice: random.Random) -> tuple[str, s
         return "crashed", f"its operations are {whole.operations}"
     saved = tp.checkpoints(folder / "whole")
     if inexact := inexact_in(saved):
-        return "refused", inexact
+        later = forked(folder, "inexact", saving_run, program, folder, "inexact", saved[0], None, False)
+        identical = isinstance(later, Result) and not later.refused and not same(whole, later)
+        return "refused", f"{IDENTICAL if identical else ''}{inexact}"
     first, last = saved[0], saved[-1]
     kill = dice.randrange(1, max(2, (last.step or 0) - (first.step or 0) + 1))
     killed = forked(folder, "killed", saving_run, program, folder, "killed", first, kill)
@@ -398,10 +426,14 @@ def main() -> None:
             if not isinstance(measure, Result) or measure.refused:
                 raise RuntimeError(f"the cost was not measured: {measure}")
             figures = [round(float(each), 3) for each in measure.arrays]
-    resumes, tunings = Counter(each.resume for each in done), Counter(each.tune for each in done)
+    tunings, of_nnx = Counter(each.tune for each in done), {name for name in PROGRAMS if "nnx" in PROGRAMS[name].tags}
+    resumes = Counter(each.resume for each in done if each.name not in of_nnx)
+    loops = Counter(each.resume for each in done if each.name in of_nnx)
     print(f"tuning: {dict(tunings)}")
     last = {
         "resume": {name: resumes[name] for name in ("identical", "refused", "unrepeatable", "silent", "crashed")},
+        "refused_identical": sum(each.reason.startswith(IDENTICAL) for each in done),
+        "nnx": {name: loops[name] for name in ("identical", "refused", "silent", "crashed")},
         "tune": {name: tunings[name] for name in ("faster", "changed", "crashed")},
         **dict(zip(("cost_1gb", "save_mb", "save_s"), figures, strict=True)),
     }
@@ -412,7 +444,9 @@ def import_all() -> None:
     """Import the programs and the frameworks, so that forked processes need not."""
     import programs.jax_docs
     import programs.keras_io
-    import programs.tensorflow_org  # noqa: F401
+    import programs.nnx_pages
+    import programs.tensorflow_org
+    import programs.tutorials  # noqa: F401
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Small programs, each written anew after a public page: the layers, data and loop of the page, at toy size.
 
 Each module has the programs of one source. A program is a function of an empty folder that returns a `Training`, whose
-``fit`` the benchmark calls, or a `Loop`, a training loop of its own. Its docstring ends with the address of its page in
-parentheses. All data are synthetic, of the shapes of the page.
+``fit`` the benchmark calls, a `Loop`, a training loop of its own, or `Steps`, one over ``run.batches``. Its docstring
+ends with the address of its page in parentheses. All data are synthetic, of the shapes of the page.
 """
 
 from __future__ import annotations
@@ -46,6 +46,28 @@ class Loop:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """Training loop over the batches of ``run.batches``.
+
+    Attributes
+    ----------
+    state
+        What ``run.batches`` saves, by name.
+    data
+        What it reads.
+    step
+        ``step(state, batch)`` takes one step and returns its loss; it changes `state`, or what is in it.
+    epochs
+        Number of passes over the data.
+    """
+
+    state: dict[str, Any]
+    data: Any
+    step: Callable[[dict[str, Any], Any], Any]
+    epochs: int = 3
+
+
+@dataclass(frozen=True)
 class Program:
     """A program, and what tells it from the others.
 
@@ -54,10 +76,11 @@ class Program:
     operations
         Sequence of its dataset operations, from the source.
     tags
-        "tune": it is also tuned. "own step": its training step is its own. "callback": a callback has state.
+        "tune": it is also tuned. "own step": its training step is its own. "callback": a callback has state. "nnx": it
+        is a loop of Flax NNX.
     """
 
-    make: Callable[[Path], Training | Loop]
+    make: Callable[[Path], Training | Loop | Steps]
     operations: str
     tags: frozenset[str]
 

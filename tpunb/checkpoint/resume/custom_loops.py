@@ -132,6 +132,7 @@ def write_parts(folder: Path, parts: Mapping[str, Any]) -> tuple[dict[str, Any],
     kinds = {name: _kind(part) for name, part in parts.items()}
     trees = array_trees(parts)
     reasons = [_FORMATS[kinds[name]][0](_path(folder, name), parts[name]) for name in kinds if name not in trees]
+    trees |= {name: nnx_arrays(parts[name]) for name, kind in kinds.items() if kind == "nnx"}
     if trees:
         _write_arrays(folder / _ARRAYS, trees)
     reason = next(filter(None, reasons), "")
@@ -149,7 +150,11 @@ def read_parts(folder: Path, saved: Mapping[str, str], parts: Mapping[str, Any])
     for name, part in parts.items():
         if name not in trees and not _path(folder, name).with_suffix(".missing").exists():
             _FORMATS[kinds[name]][1](_path(folder, name), part)
-    return _read_arrays(folder / _ARRAYS, trees) if trees else {}
+    of_nnx = {name: nnx_arrays(parts[name]) for name, kind in kinds.items() if kind == "nnx"}
+    read = _read_arrays(folder / _ARRAYS, trees | of_nnx) if trees or of_nnx else {}
+    for name in of_nnx:
+        _assign_nnx(parts[name], read.pop(name))
+    return read
 
 
 def array_trees(parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,18 +265,20 @@ def nnx_arrays(part: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): array for path, array in arrays}
 
 
-def _write_nnx(path: Path, part: Any) -> None:
-    _write_arrays(path, nnx_arrays(part))
+def _assign_nnx(part: Any, arrays: Mapping[str, Any]) -> None:
+    import jax
+    from flax import nnx
+
+    state = nnx.state([part])
+    nnx.update([part], jax.tree.unflatten(jax.tree.structure(state), [arrays[name] for name in nnx_arrays(part)]))
+
+
+def _write_settings(path: Path, part: Any) -> None:
     settings = [["/".join(map(str, where)), value] for where, _, value in _settings(part)]
     path.with_suffix(".json").write_text(json.dumps(settings))
 
 
-def _read_nnx(path: Path, part: Any) -> None:
-    import jax
-    from flax import nnx
-
-    arrays, state = _read_arrays(path, names := nnx_arrays(part)), nnx.state([part])
-    nnx.update([part], jax.tree.unflatten(jax.tree.structure(state), [arrays[name] for name in names]))
+def _read_settings(path: Path, part: Any) -> None:
     saved = dict(json.loads(path.with_suffix(".json").read_text()))
     for where, owner, value in _settings(part):
         if (other := saved.get("/".join(map(str, where)), value)) != value:
@@ -296,7 +303,7 @@ def _as_array(leaf: Any) -> Any:
 _FORMATS: Mapping[str, tuple[Callable[[Path, Any], str | None], Callable[[Path, Any], Any]]] = {
     "variables": (_write_variables, _read_variables),
     "state": (write_state, read_state),
-    "nnx": (_write_nnx, _read_nnx),
+    "nnx": (_write_settings, _read_settings),
     "tensorflow": (_write_tensorflow, position.read),
 }
 """How a kind of part is written, which returns why it cannot be, and read."""
