@@ -271,7 +271,8 @@ def resumed(program: Program, folder: Path, dice: random.Random) -> tuple[str, s
     whole = forked(folder, "whole", saving_run, program, folder, "whole", None, None)
     if not isinstance(whole, Result) or whole.refused:
         return "crashed", f"saving: {whole}"
-    if whole.operations and not program.operations.startswith("fit ") and whole.operations != program.operations:
+    is_given = program.operations.startswith(("fit ", "nnx"))
+    if whole.operations and not is_given and whole.operations != program.operations:
         return "crashed", f"its operations are {whole.operations}"
     saved = tp.checkpoints(folder / "whole")
     if inexact := inexact_in(saved):

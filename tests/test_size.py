@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
     "analysis": 3_570,
     "charts": 1_640,
-    "checkpoint": 1_170,
+    "checkpoint": 1_215,
     "cluster": 2_040,
     "frames": 1_320,
     "io": 5_100,
@@ -21,13 +21,13 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "root": 1_470,
     "step_stats": 2_040,
     "testing": 630,
-    "tfdata": 1_070,
-    "training": 2_200,
+    "tfdata": 1_130,
+    "training": 2_280,
     "tuning": 2_640,
     "widgets": 2_070,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 45_630, 215  # of the package without studies: all lines; modules
+LINES, FILES = 46_030, 215  # of the package without studies: all lines; modules
 DOOR = 30  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

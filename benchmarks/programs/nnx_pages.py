@@ -56,9 +56,9 @@ class Convolutions(nnx.Module):
         return self.dense(self.drop(x.reshape(len(x), -1)))
 
 
-@program("from_tensor_slices shuffle batch prefetch", "nnx")
+@program("nnx: tf.data", "nnx")
 def nnx_mnist(folder: Path) -> Steps:
-    """Train convolutions on tf.data (https://flax.readthedocs.io/en/latest/mnist_tutorial.html)."""
+    """Train convolutions on tf.data (https://flax.readthedocs.io/en/latest/mnist_tutorial.html#training)."""
     data = tf.data.Dataset.from_tensor_slices((images(), labels())).shuffle(20).batch(8, drop_remainder=True)
 
     def loss(model: Any, x: Any, y: Any) -> Any:
@@ -84,14 +84,14 @@ def squares(model: Any, x: Any, y: Any) -> Any:
     return jnp.mean((model(x) - y) ** 2)
 
 
-@program("a list of batches", "nnx")
+@program("nnx: a list", "nnx")
 def nnx_basics(folder: Path) -> Steps:
     """Train a block with batch statistics (https://flax.readthedocs.io/en/latest/nnx_basics.html)."""
     batches = list(zip(*(part.reshape(6, 8, -1) for part in table()), strict=True))
     return descent(Block(nnx.Rngs(1)), optax.adam(1e-3), batches, squares)
 
 
-@program("grain: source shuffle batch", "nnx")
+@program("nnx: grain dataset", "nnx")
 def nnx_randomness(folder: Path) -> Steps:
     """Draw noise from streams of a seed (https://flax.readthedocs.io/en/latest/guides/randomness.html)."""
     x, y = table()
@@ -106,7 +106,7 @@ def nnx_randomness(folder: Path) -> Steps:
     return Steps(made.state, made.data, step)
 
 
-@program("a list of batches", "nnx")
+@program("nnx: a list, split and merged", "nnx")
 def nnx_functional(folder: Path) -> Steps:
     """Split modules into graph and state (https://flax.readthedocs.io/en/latest/guides/performance.html)."""
     model = Block(nnx.Rngs(3))
@@ -141,7 +141,7 @@ class Decoder(nnx.Module):
         return self.head(self.norm(embedded + self.attend(embedded, mask=nnx.make_causal_mask(x))))
 
 
-@program("grain: loader", "nnx")
+@program("nnx: grain loader", "nnx")
 def nnx_minigpt(folder: Path) -> Steps:
     """Train a language model from a loader (https://docs.jaxstack.ai/en/latest/JAX_for_LLM_pretraining.html)."""
     source = list(tokens())
@@ -171,7 +171,7 @@ class Autoencoder(nnx.Module):
         return self.decode(mean + jnp.exp(scale) * self.noise.normal(mean.shape)), mean, scale
 
 
-@program("grain: source shuffle repeat batch", "nnx")
+@program("nnx: grain iterator", "nnx")
 def nnx_vae(folder: Path) -> Steps:
     """Train a variational autoencoder (https://docs.jaxstack.ai/en/latest/digits_vae.html)."""
     rows = list(images().reshape(-1, 64))

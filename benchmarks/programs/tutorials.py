@@ -38,7 +38,7 @@ def pictures(folder: Path, **arguments: Any) -> Any:
 
 @program("fit on files of images")
 def flowers(folder: Path) -> Training:
-    """Cache and shuffle a folder of images (https://www.tensorflow.org/tutorials/images/classification)."""
+    """Cache and shuffle a folder of images (https://www.tensorflow.org/tutorials/load_data/images#configure_the_dataset_for_performance)."""
     parts = [pictures(folder, validation_split=0.25, subset=each, seed=123) for each in ("training", "validation")]
     training = parts[0].cache().shuffle(1000).prefetch(tf.data.AUTOTUNE)
     model = classifier(layers.Rescaling(1 / 255), layers.RandomFlip(), layers.Conv2D(4, 3), layers.Dropout(0.2))
@@ -53,14 +53,14 @@ def unseeded_folder(folder: Path) -> Training:
 
 @program("fit on a split of images")
 def own_split(folder: Path) -> Training:
-    """Split a shuffle by take and skip (https://www.tensorflow.org/tutorials/load_data/images)."""
+    """Split a shuffle by take and skip (https://www.tensorflow.org/tutorials/load_data/images#shuffle_the_data)."""
     whole = Slices((images(), labels())).shuffle(48, reshuffle_each_iteration=False)
     training = whole.skip(12).cache().shuffle(1000).batch(4).prefetch(tf.data.AUTOTUNE)
     validation = whole.take(12).cache().shuffle(1000).batch(4).prefetch(tf.data.AUTOTUNE)
     return Training(classifier(layers.Conv2D(4, 3)), training, arguments={"validation_data": validation})
 
 
-@program("from_tensor_slices shuffle batch")
+@program("fit on one order")
 def same_order(folder: Path) -> Training:
     """Shuffle once for all epochs (https://www.tensorflow.org/api_docs/python/tf/data/Dataset#shuffle)."""
     data = Slices(table()).shuffle(48, seed=3, reshuffle_each_iteration=False).batch(8)
@@ -74,7 +74,7 @@ def packed(columns: Any, label: Any) -> tuple[Any, Any]:
 
 @program("fit on make_csv_dataset")
 def titanic(folder: Path) -> Training:
-    """Read a CSV file in batches (https://www.tensorflow.org/tutorials/load_data/csv)."""
+    """Read a CSV file in batches (https://www.tensorflow.org/tutorials/load_data/csv#tfdataexperimentalmake_csv_dataset)."""
     data = tf.data.experimental.make_csv_dataset(csv_file(folder), 8, label_name="label", num_epochs=1)
     return Training(compiled(layers.Dense(8, "relu"), layers.Dense(1)), data.map(packed))
 
@@ -87,14 +87,14 @@ def endless_csv(folder: Path) -> Training:
     return Training(model, data.map(packed), arguments={"steps_per_epoch": 9})
 
 
-@program("from_tensor_slices cache shuffle batch prefetch")
+@program("fit on a cache in a file")
 def cached_file(folder: Path) -> Training:
     """Cache in a file (https://www.tensorflow.org/tutorials/load_data/images#tfdata_a_finer_control)."""
     data = Slices((images(), labels())).cache(str(folder / "images.cache")).shuffle(48).batch(8).prefetch(2)
     return Training(classifier(layers.Conv2D(4, 3)), data)
 
 
-@program("from_tensor_slices shuffle batch repeat")
+@program("fit on a repeated shuffle")
 def repeated(folder: Path) -> Training:
     """Repeat a shuffle (https://www.tensorflow.org/guide/data#processing_multiple_epochs)."""
     data = Slices((images(), labels())).shuffle(100).batch(8).repeat(2)
@@ -103,7 +103,7 @@ def repeated(folder: Path) -> Training:
 
 @program("fit on files of texts")
 def reviews(folder: Path) -> Training:
-    """Vectorise and cache a shuffle of lines (https://www.tensorflow.org/tutorials/load_data/text)."""
+    """Vectorise and cache a shuffle of lines (https://www.tensorflow.org/tutorials/load_data/text#prepare_the_dataset_for_training)."""
     lines = tf.data.TextLineDataset(text_files(folder)).shuffle(50, reshuffle_each_iteration=False)
     vectorize = layers.TextVectorization(max_tokens=20, output_sequence_length=6)
     vectorize.adapt(texts())
@@ -125,7 +125,7 @@ class Head(keras.Sequential):
         return {"loss": loss}
 
 
-@program("from_tensor_slices batch", "own step")
+@program("fit of the last layer", "own step")
 def last_layer(folder: Path) -> Training:
     """Train a part of the variables (https://keras.io/guides/custom_train_step_in_tensorflow)."""
     model = Head([layers.Dense(8, "relu"), layers.Dense(1)])
@@ -133,9 +133,9 @@ def last_layer(folder: Path) -> Training:
     return Training(model, Slices(table()).batch(8), epochs=3)
 
 
-@program("from_tensor_slices shuffle batch")
+@program("fit with a generator of validation")
 def validated_by_generator(folder: Path) -> Training:
-    """Validate on a Python generator (https://keras.io/guides/training_with_built_in_methods)."""
+    """Validate on a Python generator (https://keras.io/guides/training_with_built_in_methods#using_a_validation_dataset)."""
     rows = list(zip(*table(16), strict=True))
     spec = tf.TensorSpec((5,)), tf.TensorSpec((1,))
     held = tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec).batch(8)
@@ -143,7 +143,7 @@ def validated_by_generator(folder: Path) -> Training:
     return Training(compiled(layers.Dense(8, "relu"), layers.Dense(1)), data, arguments={"validation_data": held})
 
 
-@program("from_tensor_slices shuffle batch")
+@program("fit with a shuffled validation")
 def stopped_by_validation(folder: Path) -> Training:
     """Stop by a validation that shuffles (https://keras.io/api/callbacks/early_stopping)."""
     held = Slices(table(16)).shuffle(16).batch(8)

@@ -447,8 +447,8 @@ def _reader(callback: Any) -> str:
     kind, monitored = type(callback), str(getattr(callback, "monitor", ""))
     if monitored.startswith("val_") and getattr(callback, "save_best_only", True):
         return kind.__name__
-    own = {name for each in kind.__mro__ if not each.__module__.startswith("keras.") for name in vars(each)}
-    every = own | ({*vars(callback)} if kind.__name__ == "LambdaCallback" else set())
+    defined = {name for each in kind.__mro__ if not each.__module__.startswith("keras.") for name in vars(each)}
+    every = defined | ({*vars(callback)} if kind.__name__ == "LambdaCallback" else set())
     used = next((name for name in _OF_VALIDATION if name in every), "")
     return used and f"{kind.__name__}.{used}"
 
