@@ -214,10 +214,8 @@ def with_generator(graph: Any, name: str) -> Any:
     return from_graph(work.graph, template.element_spec)
 
 
-def without_locks(dataset: Any) -> Any:
-    """Return a dataset whose caches in files are others where a process that was killed has left a lock."""
-    if (graph := graph_or_none(dataset)) is None:
-        return dataset
+def without_locks(dataset: Any, graph: Any) -> Any:
+    """Return a dataset whose caches in files are others where a killed process has left a lock. Changes its graph."""
     work, locked = Rewriting(graph), False
     for node in [node for node in graph.node if node.op in ("CacheDataset", "CacheDatasetV2")]:
         file = Path(str(work.number(node.name, 1) or ""))

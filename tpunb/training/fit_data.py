@@ -64,7 +64,7 @@ class FitData:
     py_datasets: list[PyDatasetState] = field(default_factory=list)  # whose batches it reads by index
     epochs: Any = None  # Keras' iterator over epochs
     used: int = 0  # iterators from which batches were taken
-    _seeds: list[int] = field(default_factory=list)  # of the shuffles that had none
+    _seeds: list[Any] = field(default_factory=list)  # of the shuffles that had none
     _shuffles: list[Any] = field(default_factory=list)  # of the program's data that others may begin too
     _begun: int = 0  # times that they had begun before
     _turns: int = 0  # most times that one of them begins in a pass; 0 if iterators do not hold how often they had
@@ -135,7 +135,7 @@ class FitData:
         self._turns = 0 if 0 in outer else max(outer, default=0)
         dataset = rewrite.seed_shuffles(dataset, graph, self._seeds)
         if self.start is not None:
-            dataset = rewrite.without_locks(dataset)
+            dataset = rewrite.without_locks(dataset, graph)
         if checked and not self.reason:
             dataset = position.with_external_state_policy(dataset, "IGNORE")
         return dataset
@@ -165,8 +165,8 @@ class FitData:
             iterators, used = iterators - 1, used - 1
         self.passes.begin(iterators)
         self._advanced = used * (self._turns - 1)
-        graph = None if isinstance(self.passes, ArrayBatches | PyDatasetBatches) else graph_or_none(self.passes.dataset)
-        if graph is not None and used:
+        is_read = used and not isinstance(self.passes, ArrayBatches | PyDatasetBatches)
+        if is_read and (graph := graph_or_none(self.passes.dataset)) is not None:
             begin_again(graph, self.passes.dataset.options(), used)
 
     def current(self, iterator: Any) -> Any:

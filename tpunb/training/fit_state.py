@@ -16,7 +16,7 @@ import numpy as np
 from tpunb.errors import TpunbError
 from tpunb.signals import spending
 from tpunb.text import format_error, plain
-from tpunb.tfdata.graph import graph_or_none
+from tpunb.tfdata.graph import graph_or_none, too_large
 from tpunb.tfdata.position import present_seeds
 from tpunb.tfdata.restored import needs_ends, not_restored
 from tpunb.training import constants, seeds, snapshot
@@ -34,6 +34,8 @@ _CALLBACKS = "callbacks"
 
 _UNFROZEN = "a callback changed which variables are trainable"
 _UNFREEZE = "fit again after the change, in a block of its own"
+
+_EARLIER = "validation_data: an earlier fit of the block began its seeded shuffle (give it a shuffle of its own)"
 
 T = TypeVar("T")
 
@@ -127,7 +129,8 @@ class Fit:
     def _begin_at(self, saved: Mapping[str, Any]) -> None:
         self.restore_due = True
         self._is_built = self._build()
-        self.data.begin_at_start()
+        with spending("resuming", "position in the data"):
+            self.data.begin_at_start()
         self.epoch, self.step_in_epoch, self.steps = saved["epoch"], saved["step_in_epoch"], saved["step"]
 
     def _build(self) -> bool:
@@ -284,12 +287,21 @@ class Fit:
         saved = None if self.start is None else self.start.metadata.get("validation")
         if self.start is not None and saved is not None:
             return self.start._replace(metadata=saved)
-        graph = graph_or_none(self.validation[0]) if hasattr(self.validation[0], "element_spec") else None
-        none = {"seeds": present_seeds(graph), "iterators": 0, "used_iterators": 0} if graph is not None else {}
-        return FitStart(Path(), none, Resumed(0)) if none else None
+        if (graph := self._validation_graph) is None:
+            return None
+        return FitStart(Path(), {"seeds": present_seeds(graph), "iterators": 0, "used_iterators": 0}, Resumed(0))
+
+    @cached_property
+    def _validation_graph(self) -> Any:
+        """The graph of a dataset of validation; None without one, or where it cannot be read."""
+        data = self.validation[0]
+        return None if not hasattr(data, "element_spec") or too_large(data) else graph_or_none(data)
 
     def _use_validation(self, validating: FitData, iterator: Any) -> None:
-        validating.use(validating.current(iterator), check=False)
+        try:
+            validating.use(validating.current(iterator), check=False)
+        except TpunbError as error:
+            warnings.warn(f"results of validation may differ: {error}", stacklevel=2)
         validating.iterator = ()  # its buffers are to be freed
 
     def end_epoch(self, epoch: int) -> None:
@@ -375,18 +387,22 @@ class Fit:
     @property
     def varying(self) -> str:
         """Sentence that says why the results of validation may be others in a resumed run, or ""."""
-        return self._unsaved_validation or ("" if self.validating is None else self.validating.reason)
+        if self._unsaved_validation or self.validating is None:
+            return self._unsaved_validation
+        is_later = bool(self.before) and self.validating.begun_passes["begun"] != 0
+        return self.validating.reason or _EARLIER * is_later
 
     def _read_validation(self, varying: str) -> str:
         """Return why the training depends on a validation that varies for a reason, or ""."""
         import keras
 
-        names = (name for callback in self.callbacks if (name := _reader(callback)))
-        if type(self.model).test_step is not keras.Model.test_step:
-            names = iter([f"{type(self.model).__name__}.test_step"])
-        if varying and self.data.positions.seeds.shares(self.validation[0]):
-            names = iter(["the data of the training"])
-        reader = next(names, "") if varying else ""
+        if not varying:
+            return ""
+        names = [_reader(callback) for callback in self.callbacks]
+        names += ["the model's test_step"] * (type(self.model).test_step is not keras.Model.test_step)
+        is_shared = self._validation_graph is not None and self.data.positions.seeds.shares(self.validation[0])
+        names += ["the data of the training"] * is_shared
+        reader = next(filter(None, names), "")
         return f"{varying}; {plain(reader)} may use its results" if reader else ""
 
     @cached_property
@@ -400,7 +416,7 @@ class Fit:
             return f"validation_data: Python code feeds it ({type(data).__name__}; give arrays or a tf.data.Dataset)"
         if tf is None or not isinstance(data, tf.data.Dataset):
             return ""
-        if (graph := graph_or_none(data)) is None:
+        if (graph := self._validation_graph) is None:
             return "validation_data: its graph cannot be read"
         reason = not_restored(graph, data.options(), positions=False)
         if self.validation[1] is not None and needs_ends(graph, data.options()):

@@ -164,7 +164,7 @@ class _Dataset(LoopData):
         self.seeds = position.present_seeds(graph) if seeds is None else seeds
         self._dataset = rewrite.seed_shuffles(data, graph, self.seeds)
         if seeds is not None:
-            self._dataset = rewrite.without_locks(self._dataset)
+            self._dataset = rewrite.without_locks(self._dataset, graph)
         if checked and not self.reason:
             self._dataset = position.with_external_state_policy(self._dataset, "IGNORE")
 
