@@ -15,7 +15,7 @@ keras, tf = lazy("keras"), lazy("tensorflow")
 pytestmark = pytest.mark.live
 
 
-def loose(data, *, deterministic=False, fusion=None):
+def loose(data, *, deterministic=False, fusion=True):
     options = tf.data.Options()
     options.deterministic = deterministic
     options.experimental_optimization.shuffle_and_repeat_fusion = fusion
@@ -124,7 +124,7 @@ REFUSED = {
     "take:3: it may not read cache:2 to its end": lambda: rows().shuffle(9).cache().take(28).batch(BATCH),
     "choose_from_datasets:3: it may not read 1/repeat:2 to its end": lambda: chosen().batch(BATCH),
     "with these options, how often its shuffles begin is unknown": lambda: loose(
-        rows(16).shuffle(9).repeat(2).batch(BATCH), deterministic=None, fusion=False
+        rows(16).shuffle(9).repeat(2).batch(BATCH), deterministic=True, fusion=False
     ),
     "map:1(twice): the order of its elements": lambda: loose(rows().map(twice, num_parallel_calls=2).batch(BATCH)),
     "map:1(twice): the order": lambda: (
@@ -331,7 +331,6 @@ def test_validation_that_varies_leaves_the_training_exact(tmp_path):
             later, ended, final = cell()
         assert (later, final) == (losses[one.step :], weights)
         assert ended["loss"] == history["loss"][-len(ended["loss"]) :]
-        assert str(resumed).endswith("PyDataset whose batches depend on their index)))")
         assert "; results of validation may differ (validation_data: from_generator:0: the Python gen" in str(resumed)
 
 
