@@ -25,7 +25,11 @@ def csv(folder, **more):
         lines = [f"{part / 3},{at / 9},{at * part / 27},{at}" for at in range(9)]
         (folder / f"{part}.csv").write_text("\n".join(["a,b,c,y", *lines]))
     data = tf.data.experimental.make_csv_dataset(str(folder / "*.csv"), BATCH, label_name="y", **more)
-    return data.map(lambda x, y: (tf.stack([tf.cast(x[key], "float32") for key in KEYS], 1), tf.cast(y, "float32")))
+
+    def columns(x, y):
+        return tf.stack([tf.cast(x[key], "float32") for key in KEYS], 1), tf.cast(y, "float32")[:, None]
+
+    return data.map(columns)
 
 
 def pictures(folder, **more):
@@ -37,7 +41,7 @@ def pictures(folder, **more):
     more |= {"image_size": (1, 3), "color_mode": "grayscale", "batch_size": BATCH, "verbose": False}
     read = keras.utils.image_dataset_from_directory
     parts = [read(folder, validation_split=0.25, subset=each, **more) for each in ("training", "validation")]
-    return [part.map(lambda x, y: (tf.reshape(x, (-1, 3)) / 255, tf.cast(y, "float32"))) for part in parts]
+    return [part.map(lambda x, y: (tf.reshape(x, (-1, 3)) / 255, tf.cast(y, "float32")[:, None])) for part in parts]
 
 
 def tutorial(folder):
@@ -73,7 +77,7 @@ def stopping():
 
 def permuted():
     order = np.random.permutation(32)  # no seed: drawn in the block
-    return tf.data.Dataset.from_tensor_slices(tuple(part[order] for part in next(iter(rows().batch(32)))))
+    return tf.data.Dataset.from_tensor_slices(tuple(tf.gather(part, order) for part in next(iter(rows().batch(32)))))
 
 
 DATA = {

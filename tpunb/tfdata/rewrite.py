@@ -218,7 +218,7 @@ def without_locks(dataset: Any, graph: Any) -> Any:
     """Return a dataset whose caches in files are others where a killed process has left a lock. Changes its graph."""
     work, locked = Rewriting(graph), False
     for node in [node for node in graph.node if node.op in ("CacheDataset", "CacheDatasetV2")]:
-        file = Path(str(work.number(node.name, 1) or ""))
+        file = Path(os.fsdecode(work.number(node.name, 1) or b""))
         if file.name and [*file.parent.glob(f"{glob.escape(file.name)}*.lockfile")]:
             node.input[1], locked = work.const(f"{file}.tpunb-{os.getpid()}"), True
     return from_graph(graph, dataset.element_spec) if locked else dataset
