@@ -43,7 +43,7 @@ class LoopData:
         self.data, self.drawn = data, 0  # batches in this pass
         self.reason = ""  # why the position cannot be saved, after `begin`
         self.positions = Positions()
-        self.seeds: list[int] = []  # of the shuffles that had none
+        self.seeds: list[Any] = []  # of the shuffles that had none
         self.fingerprint = ""  # of the constants in the data
         self.iterator: Any = None
         self._earlier = [0]  # batches of earlier passes, by all copies
@@ -147,7 +147,7 @@ class _TensorFlowIterator(LoopData):
 class _Dataset(LoopData):
     """A ``tf.data.Dataset``, from which each pass makes an iterator; shuffles without a seed get one, as in fit."""
 
-    def __init__(self, data: Any, seeds: list[int] | None) -> None:
+    def __init__(self, data: Any, seeds: list[Any] | None) -> None:
         super().__init__(data)
         self._dataset, self._buffered = data, 0
         self._restored: Any = None  # kept alive: a position was read into its iterator
@@ -215,7 +215,7 @@ class _Dataset(LoopData):
 _UNREADABLE = "the graph of the data cannot be read (larger than 2 GB, or distributed)"
 
 
-def loop_data(data: Any, seeds: list[int] | None) -> LoopData:
+def loop_data(data: Any, seeds: list[Any] | None) -> LoopData:
     """Return the data of a loop; `seeds` are those of its shuffles in the run that is resumed, or None."""
     try:
         if is_from(data, "tensorflow") and hasattr(data, "_dataset") and hasattr(data, "__next__"):

@@ -49,8 +49,8 @@ class _Block:
 
     def clear(self) -> None:
         self.calls = self.steps = 0
-        self.seeds: list[list[int]] = []  # of each dataset that was first read in the block
-        self.saved_seeds: list[list[int]] = []  # in the run that is resumed
+        self.seeds: list[list[Any]] = []  # of each dataset that was first read in the block
+        self.saved_seeds: list[list[Any]] = []  # in the run that is resumed
         self.shared = deque[LoopData](maxlen=4)  # data that several calls may read
         self.fingerprints: Fingerprints | None = None
 
