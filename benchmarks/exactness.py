@@ -140,8 +140,6 @@ def stepped(made: Steps, count: Callable[[], None]) -> Result:
 
 def arrays_of(part: Any) -> Iterator[Any]:
     """Yield the arrays in a part of a loop; iterators have none."""
-    if hasattr(part, "__next__") or hasattr(part, "get_state"):
-        return
     if type(part).__module__.startswith(("flax", "programs.nnx")):
         import jax
         from flax import nnx
@@ -150,6 +148,8 @@ def arrays_of(part: Any) -> Iterator[Any]:
         yield from (
             np.asarray(jax.random.key_data(each) if each.dtype.name.startswith("key") else each) for each in every
         )
+        return
+    if hasattr(part, "__next__") or hasattr(part, "get_state"):
         return
     variables = getattr(part, "variables", [part] if hasattr(part, "assign") else None)
     if variables is None and hasattr(getattr(part, "state", None), "assign"):

@@ -66,7 +66,7 @@ def parts(seed=0):
     net = model(seed)
     optimizer = nnx.Optimizer(net, adam(), wrt=nnx.Param)
     metrics = nnx.MultiMetric(loss=nnx.metrics.Average("loss"))
-    return {"model": net, "optimizer": optimizer, "metrics": metrics, "rngs": nnx.Rngs(noise=seed)}
+    return {"model": net, "optimizer": optimizer, "metrics": metrics, "rngs": nnx.Rngs(seed)}
 
 
 def batches(*, iterator):

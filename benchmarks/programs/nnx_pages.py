@@ -132,7 +132,7 @@ class Decoder(nnx.Module):
 
     def __init__(self, rngs: Any) -> None:
         self.embed = nnx.Embed(20, 8, rngs=rngs)
-        self.attend = nnx.MultiHeadAttention(2, 8, dropout_rate=0.1, decode=False, rngs=rngs)
+        self.attend = nnx.MultiHeadAttention(2, 8, dropout_rate=0.1, deterministic=False, decode=False, rngs=rngs)
         self.norm, self.head = nnx.LayerNorm(8, rngs=rngs), nnx.Linear(8, 20, rngs=rngs)
 
     def __call__(self, x: Any) -> Any:

@@ -168,17 +168,17 @@ def _path(folder: Path, name: str) -> Path:
 
 def _kind(part: Any) -> str:
     """Return how a part is written: its own state, its variables, by TensorFlow, or as arrays by Orbax."""
+    if nnx_arrays(part):  # first: nnx.Rngs has a stream of any name
+        return "nnx"
     if callable(getattr(part, "get_state", None)) and callable(getattr(part, "set_state", None)):
         return "state"
     if is_from(part, "keras"):
         return "variables"
-    if nnx_arrays(part):
-        return "nnx"
     return "tensorflow" if is_from(part, "tensorflow") else _ARRAYS
 
 
 def _is_data(part: Any) -> bool:
-    return hasattr(part, "__next__")
+    return hasattr(type(part), "__next__")
 
 
 def _state_part(name: str, part: Any) -> str:
