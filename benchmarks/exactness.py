@@ -16,6 +16,10 @@ of them tuned, in under three minutes. The last line is one JSON object:
 ``torch``
     As ``resume``, of the programs on PyTorch, which ``resume`` does not count; those of Hugging Face and Lightning are
     left out if these are not installed.
+``nnx``
+    As ``resume``, of the loops of Flax NNX, which are not in it.
+``refused_identical``
+    Number of programs that are refused, and whose first checkpoint resumes identically with ``exact=False``.
 ``cost_1gb``
     Time of a fit over 1 GB of arrays with ``tp.checkpointing``, divided by its time without; null with ``--quick``.
 ``save_mb``, ``save_s``
@@ -47,7 +51,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))  # if this file is not run by its name
 
 import numpy as np
-from programs import PROGRAMS, Loop, Program, Script, Training
+from programs import PROGRAMS, Loop, Program, Script, Steps, Training
 
 import tpunb as tp
 
@@ -56,6 +60,7 @@ QUICK += ("mlp_core", "data_performance", "jax_neural_network", "image_classific
 QUICK_TUNED = ("load_text", "image_classification")
 EVERY = 3  # steps from one checkpoint to the next
 LIMIT_S = 300  # of one process
+IDENTICAL = "identical if it need not be exact: "
 REPEATS = 10  # runs that show whether a program repeats itself, if it differs from another run
 
 
@@ -113,11 +118,11 @@ def fitted(training: Training, count: Callable[[], None]) -> Result:
     return Result(state, {name: [float(np.sum(each)) for each in values] for name, values in history.items()})
 
 
-def looped(loop: Loop, folder: Path | None, start: Any, count: Callable[[], None]) -> Result:
+def looped(loop: Loop, folder: Path | None, start: Any, count: Callable[[], None], exact: bool = True) -> Result:
     """Run a loop that saves its parts; return them at its end, and the losses."""
     parts, losses, begin = loop.parts, list[float](), 0
     if start is not None:
-        parts |= tp.checkpoint.restore(start, **parts)
+        parts |= tp.checkpoint.restore(start, exact=exact, **parts)
         begin = start.step
     for step in range(begin, loop.steps):
         losses.append(float(loop.step(parts)))
@@ -151,8 +156,27 @@ def tensors_of(state: Any) -> Iterator[Any]:
         yield np.asarray(state)
 
 
+def stepped(made: Steps, count: Callable[[], None]) -> Result:
+    """Run a loop over the batches that are saved; return its state at the end, and the losses."""
+    losses = []
+    for _ in range(made.epochs):
+        for batch in tp.testing.null_run.batches(made.data, state=made.state):
+            losses.append(float(made.step(made.state, batch)))
+            count()
+    return Result([array for part in made.state.values() for array in arrays_of(part)], {"loss": losses})
+
+
 def arrays_of(part: Any) -> Iterator[Any]:
     """Yield the arrays in a part of a loop; iterators have none."""
+    if type(part).__module__.startswith(("flax", "programs.nnx")):
+        import jax
+        from flax import nnx
+
+        every = jax.tree.leaves(nnx.state(part))
+        yield from (
+            np.asarray(jax.random.key_data(each) if each.dtype.name.startswith("key") else each) for each in every
+        )
+        return
     if hasattr(part, "__next__") or hasattr(part, "get_state"):
         return
     variables = getattr(part, "variables", [part] if hasattr(part, "assign") else None)
@@ -175,11 +199,11 @@ def operations_of(data: Any) -> str:
     return "" if graph is None else " ".join(each.kind for each in stages(graph) if each.kind != "options")
 
 
-def saving_run(program: Program, folder: Path, to: str, start: Any, kill: int | None) -> Result:
+def saving_run(program: Program, folder: Path, to: str, start: Any, kill: int | None, exact: bool = True) -> Result:
     """Run a program that saves to a folder, from a checkpoint if one is given, and is killed after some steps."""
     made, count, resumed = program.make(folder), killed_after(kill), None
     if isinstance(made, Loop):
-        result = looped(made, folder / to, start, count)
+        result = looped(made, folder / to, start, count, exact)
         batches = made.parts.get("batches")
         data = getattr(batches, "_dataset", None)
     elif isinstance(made, Script):
@@ -193,9 +217,9 @@ def saving_run(program: Program, folder: Path, to: str, start: Any, kill: int | 
         data = made.data
         with ExitStack() as stack:
             if start is not None:
-                resumed = stack.enter_context(tp.resume(start))
+                resumed = stack.enter_context(tp.resume(start, exact=exact))
             stack.enter_context(tp.checkpointing(folder / to, every=EVERY))
-            result = fitted(made, count)
+            result = stepped(made, count) if isinstance(made, Steps) else fitted(made, count)
     operations = operations_of(data) if hasattr(data, "element_spec") else ""
     return result._replace(note="" if resumed is None else str(resumed), operations=operations)
 
@@ -265,6 +289,8 @@ def same(whole: Result, later: Result) -> str:
         if a.dtype != b.dtype or a.tobytes() != b.tobytes():
             return f"variable {at} of {len(whole.arrays)} differs"
     for name, values in later.history.items():
+        if name.startswith("val_") and "results of validation may differ" in later.note:
+            continue
         if not np.array_equal(whole.history[name][len(whole.history[name]) - len(values) :], values, equal_nan=True):
             return f"the history of {name} differs"
     return ""
@@ -280,11 +306,14 @@ def resumed(program: Program, folder: Path, dice: random.Random) -> tuple[str, s
     whole = forked(folder, "whole", saving_run, program, folder, "whole", None, None)
     if not isinstance(whole, Result) or whole.refused:
         return "crashed", f"saving: {whole}"
-    if whole.operations and not program.operations.startswith("fit ") and whole.operations != program.operations:
+    is_given = program.operations.startswith(("fit ", "nnx"))
+    if whole.operations and not is_given and whole.operations != program.operations:
         return "crashed", f"its operations are {whole.operations}"
     saved = tp.checkpoints(folder / "whole")
     if inexact := inexact_in(saved):
-        return "refused", inexact
+        later = forked(folder, "inexact", saving_run, program, folder, "inexact", saved[0], None, False)
+        identical = isinstance(later, Result) and not later.refused and not same(whole, later)
+        return "refused", f"{IDENTICAL if identical else ''}{inexact}"
     first, last = saved[0], saved[-1]
     kill = dice.randrange(1, max(2, (last.step or 0) - (first.step or 0) + 1))
     killed = forked(folder, "killed", saving_run, program, folder, "killed", first, kill)
@@ -433,13 +462,16 @@ def main() -> None:
             if not isinstance(measure, Result) or measure.refused:
                 raise RuntimeError(f"the cost was not measured: {measure}")
             figures = [round(float(each), 3) for each in measure.arrays]
-    is_torch = {each.name: "torch" in PROGRAMS[each.name].tags for each in done}
-    resumes = Counter(each.resume for each in done if not is_torch[each.name])
-    of_torch = Counter(each.resume for each in done if is_torch[each.name])
-    tunings = Counter(each.tune for each in done if not is_torch[each.name])
+    kinds = {each.name: next(iter({"torch", "nnx"} & PROGRAMS[each.name].tags), "") for each in done}
+    resumes, of_torch, of_nnx = (
+        Counter(each.resume for each in done if kinds[each.name] == kind) for kind in ("", "torch", "nnx")
+    )
+    tunings = Counter(each.tune for each in done if kinds[each.name] != "torch")
     print(f"tuning: {dict(tunings)}")
     last = {
         "resume": {name: resumes[name] for name in ("identical", "refused", "unrepeatable", "silent", "crashed")},
+        "refused_identical": sum(each.reason.startswith(IDENTICAL) for each in done),
+        "nnx": {name: of_nnx[name] for name in ("identical", "refused", "silent", "crashed")},
         "tune": {name: tunings[name] for name in ("faster", "changed", "crashed")},
         "torch": {name: of_torch[name] for name in ("identical", "refused", "silent", "crashed")},
         **dict(zip(("cost_1gb", "save_mb", "save_s"), figures, strict=True)),
@@ -451,7 +483,9 @@ def import_all() -> None:
     """Import the programs and the frameworks, so that forked processes need not."""
     import programs.jax_docs
     import programs.keras_io
+    import programs.nnx_pages
     import programs.tensorflow_org
+    import programs.tutorials
 
     if find_spec("torch"):
         import programs.torch_pages

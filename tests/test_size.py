@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
     "analysis": 4_020,
     "charts": 1_640,
-    "checkpoint": 1_750,
+    "checkpoint": 1_820,
     "cluster": 2_040,
     "frames": 1_320,
     "io": 5_100,
@@ -21,14 +21,14 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "root": 1_890,
     "step_stats": 2_040,
     "testing": 630,
-    "tfdata": 1_070,
+    "tfdata": 1_130,
     "torchdata": 1_010,
-    "training": 2_500,
-    "tuning": 3_600,
+    "training": 2_630,
+    "tuning": 3_610,
     "widgets": 2_070,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 51_050, 229  # of the package without studies: all lines; modules
+LINES, FILES = 51_420, 229  # of the package without studies: all lines; modules
 DOOR = 30  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -1,7 +1,8 @@
 """Small programs, each written anew after a public page: the layers, data and loop of the page, at toy size.
 
 Each module has the programs of one source. A program is a function of an empty folder that returns a `Training`, whose
-``fit`` the benchmark calls, a `Loop`, a training loop of its own, or a `Script`, which trains as a whole. Its docstring
+``fit`` the benchmark calls, a `Loop`, a training loop of its own, a `Script`, which trains as a whole, or `Steps`, a loop
+over ``run.batches``. Its docstring
 ends with the address of its page in parentheses. All data are synthetic, of the shapes of the page.
 """
 
@@ -60,6 +61,28 @@ class Script:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """Training loop over the batches of ``run.batches``.
+
+    Attributes
+    ----------
+    state
+        What ``run.batches`` saves, by name.
+    data
+        What it reads.
+    step
+        ``step(state, batch)`` takes one step and returns its loss; it changes `state`, or what is in it.
+    epochs
+        Number of passes over the data.
+    """
+
+    state: dict[str, Any]
+    data: Any
+    step: Callable[[dict[str, Any], Any], Any]
+    epochs: int = 3
+
+
+@dataclass(frozen=True)
 class Program:
     """A program, and what tells it from the others.
 
@@ -69,10 +92,10 @@ class Program:
         Sequence of its dataset operations, from the source.
     tags
         "tune": it is also tuned. "own step": its training step is its own. "callback": a callback has state. "torch":
-        it trains with PyTorch.
+        it trains with PyTorch. "nnx": it is a loop of Flax NNX.
     """
 
-    make: Callable[[Path], Training | Loop | Script]
+    make: Callable[[Path], Training | Loop | Script | Steps]
     operations: str
     tags: frozenset[str]
 

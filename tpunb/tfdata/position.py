@@ -9,6 +9,7 @@ from typing import Any
 
 from tpunb.errors import TpunbError
 from tpunb.text import format_error
+from tpunb.tfdata import rewrite
 from tpunb.tfdata.restored import explain_op
 
 _STATEFUL = re.compile(r"(\w+) (?:is stateful|does not support checkpointing)")
@@ -103,11 +104,28 @@ def begun(iterator: Any) -> list[int]:
 
     Shuffles that ended are left out. A generator of seeds draws two numbers each time that its shuffle begins.
     """
+    return [int(each["epoch_num_random_samples"]) // 2 for each in _shuffles(iterator)]
+
+
+def present_seeds(graph: Any) -> list[int | list[int]]:
+    """Return seeds for the unseeded shuffles of a graph: those that order every pass, new ones of the others."""
+
+    def present(node: Any, drawn: int) -> int | list[int]:
+        if node.op not in rewrite.SHUFFLES or rewrite.is_reshuffling(node):
+            return drawn
+        (state,) = _shuffles(iter(rewrite.with_generator(graph, node.name)))
+        return [int(state["seed"]), int(state["seed2"])]
+
+    return [*map(present, rewrite.unseeded_shuffles(graph), rewrite.draw_seeds(graph))]
+
+
+def _shuffles(iterator: Any) -> list[dict[str, Any]]:
+    """Return the states of the shuffles that feed an iterator."""
     import tensorflow as tf
     from tensorflow.core.framework import dataset_pb2, tensor_pb2
 
     saved = state_of(iterator)
-    counts = {}
+    states = {}
     for at in range(int(saved.shape[0])):
         content = tensor_pb2.TensorProto.FromString(tf.io.serialize_tensor(saved[at]).numpy()).tensor_content
         if b"@@epoch_num_random_samples" not in content:
@@ -120,12 +138,12 @@ def begun(iterator: Any) -> list[int]:
             output_types=[part.dtype for part in compressed.component_metadata],
             output_shapes=[part.tensor_shape for part in compressed.component_metadata],
         )
-        counts[name] = int(values[keys.index("epoch_num_random_samples")]) // 2
-    return [counts[name] for name in sorted(counts)]
+        states[name] = dict(zip(keys, values, strict=True))
+    return [states[name] for name in sorted(states)]
 
 
 def seeded_shuffles(dataset: Any) -> list[Any]:
-    """Return the shuffles with a seed that a dataset of a program reads; other iterators over them advance them."""
+    """Return the seeded shuffles that a dataset of a program reads and that other iterators over them advance."""
     shuffles, todo, seen = [], [dataset], set()
     while todo:
         part = todo.pop()
@@ -133,7 +151,8 @@ def seeded_shuffles(dataset: Any) -> list[Any]:
             continue
         seen.add(id(part))
         todo += part._inputs()
-        if type(part).__name__ == "_ShuffleDataset" and (int(part._seed) or int(part._seed2)):
+        is_shuffle = type(part).__name__ == "_ShuffleDataset" and part._reshuffle_each_iteration is not False
+        if is_shuffle and (int(part._seed) or int(part._seed2)):
             shuffles.append(part)
     return shuffles
 

@@ -1,7 +1,8 @@
 """Which parts of a tf.data pipeline a saved position is proved to restore: the one list, for resuming and for tuning.
 
-A position holds the state of one iterator. TensorFlow tests that it restores the stages listed here. What an iterator
-does not hold is how often its shuffles had begun: that can be counted only if each pass begins them once.
+A position holds the state of one iterator. TensorFlow tests that it restores the stages listed here; of a few others
+the batches are drawn again. What an iterator does not hold is how often its shuffles had begun, and in which order a
+cache keeps their elements: both follow from the number of passes if each is read to its end.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from typing import Any
 
 from tpunb.tfdata.effects import CHECKS, draws_random_numbers, effects_of, operations, scope_of
 from tpunb.tfdata.python_functions import python_names
-from tpunb.tfdata.rewrite import Rewriting, is_reshuffling, unseeded_shuffles
+from tpunb.tfdata.rewrite import (
+    Rewriting,
+    begin_shuffles,
+    is_reshuffling,
+    kept_orders,
+    unseeded_shuffles,
+)
 from tpunb.tfdata.stages import Stage, constant, is_deterministic, stages, upstream
 from tpunb.tfdata.variables import CHANGES, drawing_stages
 
@@ -28,15 +35,17 @@ _KINDS = (
 RESTORED = frozenset(_KINDS.split())
 """Kinds of stages whose position is restored."""
 
-_KEEPS_ENDLESS = {"map", "batch", "padded_batch", "unbatch", "prefetch", "shuffle", "enumerate", "options", "scan"}
+_MOST = (
+    "map batch padded_batch map_and_batch unbatch rebatch prefetch shuffle enumerate options scan filter flat_map "
+    "interleave parallel_interleave window"
+)
+_KEEPS_ENDLESS = frozenset(_MOST.split())
 _CALLS_IN_PARALLEL = {"map", "interleave", "parallel_interleave", "map_and_batch", "batch"}
 _READS = "ReadVariableOp"
 _STATELESS = "use tf.random.stateless_* with a seed from the element, such as its number by enumerate"
 _UNTESTED = "the position in this stage is not proved to be restored (leave it out)"
-_UNPROVED = {
-    "parallel_interleave": "TensorFlow loses elements when it restores this stage (use Dataset.interleave; in place of "
-    "make_csv_dataset, tf.data.experimental.CsvDataset)",
-}
+_TO_ITS_END = _KEEPS_ENDLESS | {"repeat", "cache", "ignore_errors"}
+"""Kinds of stages that read the one below to its end, if they are read to theirs."""
 _REASONS = {
     "GeneratorDataset": "the Python generator{name} feeds it, and cannot continue in the middle (give fit arrays, or a "
     "keras.utils.PyDataset whose batches depend on their index)",
@@ -65,10 +74,11 @@ def explain_op(op: str, name: str = "", calls: str = "") -> str:
     return reason.format(**named)
 
 
-def not_restored(graph: Any, options: Any, *, passes: bool = True, seeds: bool = False) -> str:
+def not_restored(graph: Any, options: Any, *, passes: bool = True, seeds: bool = False, positions: bool = True) -> str:
     """Return a sentence that names the first part of a graph that is not proved to be restored, or "".
 
-    `passes`: whether later iterators matter too; `seeds`: whether states of seed generators are restored.
+    `passes`: whether later iterators matter too; `seeds`: whether states of seed generators are restored; `positions`:
+    whether those of iterators are, or batches are drawn again.
     """
     functions = {function.signature.name: function for function in graph.library.function}
     changing = drawing_stages(graph) if seeds else ()
@@ -76,15 +86,11 @@ def not_restored(graph: Any, options: Any, *, passes: bool = True, seeds: bool =
         each for each in stages(graph) if each not in changing and _READS in operations(functions, *each.functions)
     )
     reads = (f"{stage.name}: {explain_op(_READS)}" for stage in reading)
-    return next(chain(external_state(graph, seeds=seeds), unrestored_stages(graph, options, passes=passes), reads), "")
-
-
-def varies(graph: Any, options: Any) -> str:
-    """Return a sentence that names what may give a dataset other elements in another pass, or ""."""
-    drawing = {node.name for node in graph.node if advances(node)} | {node.name for node in unseeded_shuffles(graph)}
-    differs = "its order differs in each pass (do not shuffle it; functions of Keras take shuffle=False)"
-    drawn = (f"{stage.name}: {differs}" for stage in stages(graph) if stage.node in drawing)
-    return next(chain(drawn, external_state(graph), unrestored_stages(graph, options)), "")
+    positioned = unpositioned(graph) if positions else ()
+    others = other_passes(graph, options, passes=passes)
+    return next(
+        chain(external_state(graph, seeds=seeds), positioned, unrestored_stages(graph, options), others, reads), ""
+    )
 
 
 def unseeded(graph: Any) -> str:
@@ -109,36 +115,103 @@ def external_state(graph: Any, *, seeds: bool = False) -> Iterator[str]:
             yield f"{stage.name}: {explain_op(op, name, ' in parallel calls' if is_parallel else '')}"
 
 
-def unrestored_stages(graph: Any, options: Any, *, passes: bool = True) -> Iterator[str]:
-    """Yield a sentence for each stage that is not proved to be restored, whatever its functions do."""
+def unpositioned(graph: Any) -> Iterator[str]:
+    """Yield a sentence for each stage whose position TensorFlow does not restore; its elements can be drawn again."""
     pipeline, nodes = stages(graph), {node.name: node for node in graph.node}
     for stage in pipeline:
-        if stage.kind not in RESTORED and stage.kind != "from_generator":
-            yield f"{stage.name}: {_UNPROVED.get(stage.kind, _UNTESTED)}"
+        if stage.kind == "parallel_interleave":
+            yield f"{stage.name}: TensorFlow loses elements when it restores this stage (use Dataset.interleave)"
         if stage.op == "CacheDataset" or (stage.op == "CacheDatasetV2" and _second_input(stage, nodes) != b""):
             yield f"{stage.name}: it caches in files, which a resumed run finds in another state (cache in memory)"
         if stage.kind == "choose_from_datasets" and not nodes[stage.node].attr["stop_on_empty_dataset"].b:
-            chosen = [each for each in pipeline if each.node in stage.inputs[1:]]  # the first one chooses
-            if not all(_never_ends(each, pipeline, nodes) for each in chosen):
+            by_node = {each.node: each for each in pipeline}
+            if not all(
+                _never_ends(by_node[each], by_node, nodes) for each in stage.inputs[1:]
+            ):  # the first one chooses
                 yield (
                     f"{stage.name}: after one of its datasets has ended, TensorFlow does not find its end again "
                     "(sample from datasets that repeat, or pass stop_on_empty_dataset=True)"
                 )
+
+
+def unrestored_stages(graph: Any, options: Any) -> Iterator[str]:
+    """Yield a sentence for each stage whose elements are not proved to be those of the saved run."""
+    nodes = {node.name: node for node in graph.node}
+    for stage in stages(graph):
+        if stage.kind not in RESTORED and stage.kind not in ("from_generator", "parallel_interleave"):
+            yield f"{stage.name}: {_UNTESTED}"
         ordered = options.deterministic is not False and is_deterministic(nodes[stage.node])
         if stage.kind in _CALLS_IN_PARALLEL and not ordered:
             yield f"{stage.name}: the order of its elements is not deterministic (omit deterministic=False)"
-    endless = not passes or _is_endless(pipeline, nodes)
+
+
+def other_passes(graph: Any, options: Any, *, passes: bool = True) -> Iterator[str]:
+    """Yield a sentence for each stage with which the orders of a pass do not follow from the number of passes."""
+    pipeline, nodes = stages(graph), {node.name: node for node in graph.node}
+    endless = not passes or _is_endless(graph)
     for stage in pipeline:
         if advances(nodes[stage.node]):
-            yield from _begun_again(stage, pipeline, endless)
+            yield from _begun_again(stage, pipeline, nodes, endless=endless)
+    if not endless and not _is_optimized(options) and needs_ends(graph, options):
+        yield "with these options, how often its shuffles begin is unknown (use the default ones of tf.data)"
+
+
+def turns(graph: Any, options: Any) -> dict[str, int]:
+    """Return how often shuffles begin in a pass that is read to its end, by node; without those below a cache.
+
+    At the end of its last turn, a repeat makes one more iterator, unless TensorFlow joins it with the shuffle below.
+    """
+    pipeline, nodes, optimized = stages(graph), {node.name: node for node in graph.node}, _is_optimized(options)
+    every = dict.fromkeys(sorted(_advancing(graph) - _below(pipeline, "cache")), 1)
+    for name in [] if _is_endless(graph) else every:
+        read, created = {name}, 1  # created: begun with each iterator
+        for stage in pipeline:
+            if read.isdisjoint(stage.inputs):
+                continue
+            read.add(stage.node)
+            if stage.kind.startswith("shuffle"):
+                created = 0
+            elif stage.kind == "repeat" and (number := _second_input(stage, nodes)) != 1:
+                every[name] = number * every[name] + created * (name not in stage.inputs or not optimized)
+    return every
+
+
+def needs_ends(graph: Any, options: Any) -> bool:
+    """Return whether the order of a pass depends on whether the ones before were read to their end."""
+    return keeps_orders(graph) or any(number > 1 for number in turns(graph, options).values())
 
 
 def late_shuffles(graph: Any) -> list[str]:
     """Return the nodes of shuffles that begin with the first element: those that feed another shuffle."""
-    pipeline, nodes = stages(graph), {node.name: node for node in graph.node}
-    above = [stage for stage in pipeline if stage.kind.startswith("shuffle")]
-    lower = {other.node for stage in above for other in upstream(stage, pipeline) if other is not stage}
-    return [name for name in sorted(lower) if advances(nodes[name])]
+    return sorted(_below(stages(graph), "shuffle") & _advancing(graph))
+
+
+def begin_again(graph: Any, options: Any, passes: int) -> None:
+    """Begin the shuffles of a graph as passes do after their iterators are created."""
+    late, each = late_shuffles(graph), turns(graph, options)
+    begin_shuffles(graph, {name: passes * (number - (name not in late)) for name, number in each.items()})
+
+
+def keeps_orders(graph: Any) -> bool:
+    """Return whether a cache keeps the order of a first pass for later ones."""
+    return bool(kept_orders(graph, _advancing(graph))) and not _is_endless(graph)
+
+
+def _advancing(graph: Any) -> set[str]:
+    return {node.name for node in graph.node if advances(node)}
+
+
+def _below(pipeline: tuple[Stage, ...], kind: str) -> set[str]:
+    """Return the nodes of the stages that feed one of a kind."""
+    above = [stage for stage in pipeline if stage.kind.startswith(kind)]
+    return {other.node for stage in above for other in upstream(stage, pipeline) if other is not stage}
+
+
+def _is_optimized(options: Any) -> bool:
+    """Return whether TensorFlow draws elements in advance, and joins stages, as it does by default."""
+    rewrites = options.experimental_optimization
+    chosen = rewrites.inject_prefetch, rewrites.apply_default_optimizations, rewrites.shuffle_and_repeat_fusion
+    return False not in (options.autotune.enabled, *chosen)
 
 
 def only_checks(graph: Any) -> bool:
@@ -167,36 +240,38 @@ def advances(node: Any) -> bool:
     return is_reshuffling(node) or node.op == "RandomDatasetV2"
 
 
-def _begun_again(stage: Stage, pipeline: tuple[Stage, ...], endless: bool) -> Iterator[str]:
-    """Yield the stages above a shuffle that begin it late, more than once a pass, or in the first pass only."""
-    below = {stage.node}
+def _begun_again(stage: Stage, pipeline: tuple[Stage, ...], nodes: dict[str, Any], *, endless: bool) -> Iterator[str]:
+    """Yield the stages above a shuffle with which it may begin any number of times in a pass."""
+    below = {stage.node: ""}  # with the stage that begins it again if it is read to its end
     for above in pipeline:  # each after those that it reads
-        if not below.intersection(above.inputs):
+        if not (read := [name for name in above.inputs if name in below]):
             continue
-        below.add(above.node)
-        if above.kind == "repeat" and not endless:
-            yield f"{above.name}: it begins {stage.name} more than once in a pass (put repeat before the shuffle)"
-        elif above.kind == "concatenate" and below.intersection(above.inputs[1:]):
+        below[above.node] = kept = next(filter(None, map(below.__getitem__, read)), "")
+        if above.kind == "concatenate" and {*read} & {*above.inputs[1:]}:
             what = f"it contains a shuffle that begins when the part before it ends, {stage.name} (shuffle after it)"
             yield f"{above.name}: {what}"
-        elif above.kind == "cache":
-            way_out = "shuffle after cache; functions of Keras that read folders shuffle unless shuffle=False"
-            yield f"{above.name}: it keeps the order of {stage.name} in the first pass ({way_out})"
+        elif endless:
+            continue
+        elif above.kind == "cache" or (above.kind == "repeat" and _second_input(above, nodes) != 1):
+            below[above.node] = kept or above.name
+        elif kept and above.kind not in _TO_ITS_END:
+            yield f"{above.name}: it may not read {kept} to its end, which begins {stage.name} again (shuffle after it)"
 
 
-def _is_endless(pipeline: tuple[Stage, ...], nodes: dict[str, Any]) -> bool:
-    """Return whether one iterator serves a whole training: every repeat is endless, and nothing ends it."""
-    repeats = [stage for stage in pipeline if stage.kind == "repeat"]
-    ends = {"take", "take_while", "zip", "enumerate", "assert_cardinality", "concatenate"}
-    last = {name for stage in pipeline if stage.kind in ends for name in stage.inputs}
-    ended = any(stage in repeats for stage in pipeline if stage.node in last for stage in upstream(stage, pipeline))
-    return not ended and all(_second_input(stage, nodes) == -1 for stage in repeats)
+def _is_endless(graph: Any) -> bool:
+    """Return whether one iterator serves a whole training."""
+    pipeline = stages(graph)
+    return _never_ends(
+        pipeline[-1], {stage.node: stage for stage in pipeline}, {node.name: node for node in graph.node}
+    )
 
 
-def _never_ends(stage: Stage, pipeline: tuple[Stage, ...], nodes: dict[str, Any]) -> bool:
+def _never_ends(stage: Stage, pipeline: dict[str, Stage], nodes: dict[str, Any]) -> bool:
     """Return whether a dataset is an endless repeat, with stages above it that keep it endless."""
     while stage.kind in _KEEPS_ENDLESS:
-        stage = next(each for each in pipeline if each.node == stage.inputs[0])
+        stage = pipeline[stage.inputs[-1]]  # the first input of enumerate counts
+    if stage.kind in ("zip", "choose_from_datasets"):
+        return all(_never_ends(pipeline[name], pipeline, nodes) for name in stage.inputs)
     return stage.kind == "random" or (stage.kind == "repeat" and _second_input(stage, nodes) == -1)
 
 

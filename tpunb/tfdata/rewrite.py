@@ -5,14 +5,17 @@ Every function that takes a `Rewriting` changes its GraphDef. Whether a change k
 
 from __future__ import annotations
 
+import glob
+import os
 import random
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any
 
 from tpunb.errors import TpunbError
 from tpunb.tfdata.graph import AUTOTUNE, from_graph, graph_or_none, op_def
-from tpunb.tfdata.stages import constant, flag, is_dataset_op
+from tpunb.tfdata.stages import Stage, constant, flag, is_dataset_op, stages, upstream
 
 # operation -> its input with the number of parallel calls
 PARALLEL_INPUT = {
@@ -39,7 +42,7 @@ _RESOURCE_INPUT = {
 }
 # operation -> the first of its two inputs with a seed
 _SEED_INPUT = {"ShuffleDatasetV3": 2, "ShuffleAndRepeatDatasetV2": 2, "RandomDataset": 0, "RandomDatasetV2": 0}
-_SHUFFLES = ("ShuffleDatasetV3", "ShuffleAndRepeatDatasetV2")
+SHUFFLES = ("ShuffleDatasetV3", "ShuffleAndRepeatDatasetV2")
 _RESHUFFLES, _REDRAWS = "reshuffle_each_iteration", "rerandomize_each_iteration"
 
 
@@ -129,12 +132,12 @@ class Rewriting:
 
 def shuffles(graph: Any) -> list[Any]:
     """Return the nodes of a graph with a generator of seeds: shuffles, and random numbers that are drawn anew."""
-    return [node for node in graph.node if node.op in (*_SHUFFLES, "RandomDatasetV2")]
+    return [node for node in graph.node if node.op in (*SHUFFLES, "RandomDatasetV2")]
 
 
 def is_reshuffling(node: Any) -> bool:
     """Return whether a node is a shuffle with another order in each epoch."""
-    return node.op in _SHUFFLES and flag(node, _RESHUFFLES)
+    return node.op in SHUFFLES and flag(node, _RESHUFFLES)
 
 
 def unseeded_shuffles(graph: Any) -> list[Any]:
@@ -149,14 +152,17 @@ def draw_seeds(graph: Any) -> list[int]:
     return [secrets.randbelow(2**62) + 1 for _ in unseeded_shuffles(graph)]
 
 
-def seed_shuffles(dataset: Any, graph: Any, seeds: Sequence[int]) -> Any:
+def seed_shuffles(dataset: Any, graph: Any, seeds: Sequence[int | Sequence[int]]) -> Any:
     """Return a dataset whose unseeded shuffles have seeds; itself, if there are none. Changes its graph.
 
-    So have the random choices of ``sample_from_datasets``, which differ in each epoch as they do without a seed.
+    So have the random choices of ``sample_from_datasets``, which differ in each epoch as they do without a seed. A
+    cache in memory of shuffled elements is filled anew. A seed is one number, or both.
     """
     unseeded, work = unseeded_shuffles(graph), Rewriting(graph)
+    caches = [work.nodes[stage.node] for stage in kept_orders(graph, {node.name for node in unseeded})]
+    _renew_resources(work, [node for node in caches if node.op == "CacheDatasetV2"])
     for node, seed in zip(unseeded, seeds, strict=True):
-        _set_seeds(node, work.const(seed), work.const(seed >> 31))
+        _set_seeds(node, *map(work.const, [seed, seed >> 31] if isinstance(seed, int) else seed))
         if node.op == "RandomDataset":
             node.op = "RandomDatasetV2"
             node.attr[_REDRAWS].b = True
@@ -177,23 +183,45 @@ def with_new_shuffles(dataset: Any) -> Any:
     return from_graph(graph, dataset.element_spec)
 
 
-def begin_shuffles(graph: Any, names: Sequence[str], times: int) -> None:
-    """Advance the generators of shuffles of a graph, as if each of them had begun some more times."""
+def kept_orders(graph: Any, shuffled: Set[str]) -> list[Stage]:
+    """Return the caches that keep the order of shuffles, by their nodes."""
+    pipeline = stages(graph)
+    caches = [stage for stage in pipeline if stage.kind == "cache"]
+    return [stage for stage in caches if any(below.node in shuffled for below in upstream(stage, pipeline))]
+
+
+def begin_shuffles(graph: Any, times: Mapping[str, int]) -> None:
+    """Advance the generators of shuffles of a graph, by their nodes, as if each had begun some more times."""
+    for name, number in times.items():
+        dataset = with_generator(graph, name)
+        for _ in range(number):
+            iter(dataset)
+
+
+def with_generator(graph: Any, name: str) -> Any:
+    """Return a small dataset that draws its seeds from the generator of a shuffle of a graph."""
     import tensorflow as tf
 
     small = tf.data.Dataset.range(1).shuffle(1, seed=1)
     redrawn = tf.data.Dataset.random(seed=1, rerandomize_each_iteration=True)
     given = Rewriting(graph)
-    for name in names:
-        node, template = given.nodes[name], redrawn if given.nodes[name].op == "RandomDatasetV2" else small
-        work = Rewriting(graph_or_none(template))
-        (other,) = shuffles(work.graph)
-        at = _RESOURCE_INPUT[node.op]
-        generator = given.nodes[node.input[at].split(":")[0]].attr["value"]
-        work.nodes[other.input[at].split(":")[0]].attr["value"].CopyFrom(generator)
-        dataset = from_graph(work.graph, template.element_spec)
-        for _ in range(times):
-            iter(dataset)
+    node, template = given.nodes[name], redrawn if given.nodes[name].op == "RandomDatasetV2" else small
+    work = Rewriting(graph_or_none(template))
+    (other,) = shuffles(work.graph)
+    at = _RESOURCE_INPUT[node.op]
+    generator = given.nodes[node.input[at].split(":")[0]].attr["value"]
+    work.nodes[other.input[at].split(":")[0]].attr["value"].CopyFrom(generator)
+    return from_graph(work.graph, template.element_spec)
+
+
+def without_locks(dataset: Any, graph: Any) -> Any:
+    """Return a dataset whose caches in files are others where a killed process has left a lock. Changes its graph."""
+    work, locked = Rewriting(graph), False
+    for node in [node for node in graph.node if node.op in ("CacheDataset", "CacheDatasetV2")]:
+        file = Path(os.fsdecode(work.number(node.name, 1) or b""))
+        if file.name and [*file.parent.glob(f"{glob.escape(file.name)}*.lockfile")]:
+            node.input[1], locked = work.const(f"{file}.tpunb-{os.getpid()}"), True
+    return from_graph(graph, dataset.element_spec) if locked else dataset
 
 
 def use_new_resources(work: Rewriting, entropy: int) -> None:

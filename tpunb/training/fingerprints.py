@@ -42,11 +42,13 @@ class Resumed:
     note: str = ""  # how the position in the data was restored, if that took long
     divergence: str = ""  # sentence that names the first step that differs, and whether its data or computation do
     expected: dict[int, list[str]] = field(default_factory=dict, repr=False)
+    varying: str = ""  # why results of validation may be others
 
     @classmethod
     def read(cls, folder: Path, metadata: Mapping[str, Any], on_divergence: OnDivergence) -> Resumed:
         """Return the resumption of a checkpoint, with the fingerprints that the saved run noted after it."""
         resumed = cls(metadata["step"], "" if metadata["exact"] else metadata["why"], on_divergence)
+        resumed.varying = metadata.get("varying", "")
         if metadata["exact"] and "fingerprints" in metadata:
             lines = _lines(folder.parent / Path(metadata["fingerprints"]).name)
             resumed.expected = {step: each for step, *each in lines if step >= resumed.step}
@@ -58,7 +60,8 @@ class Resumed:
         if self.divergence:
             return f"resumed at step {self.step}: {self.divergence}"
         verified = f"verified over {plural(self.verified_steps, 'step')}" if self.verified_steps else "not verified"
-        return f"resumed exactly at step {self.step}, {'; '.join(filter(None, [verified, self.note]))}"
+        varying = f"; results of validation may differ ({self.varying})" if self.varying else ""
+        return f"resumed exactly at step {self.step}, {'; '.join(filter(None, [verified, self.note]))}{varying}"
 
     def compare(self, step: int, present: list[str]) -> None:
         """Compare the fingerprints of a step; at the first difference, warn or raise an error."""

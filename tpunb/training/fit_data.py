@@ -11,7 +11,18 @@ from typing import Any, NamedTuple
 
 from tpunb.tfdata import position, rewrite
 from tpunb.tfdata.graph import graph_or_none, too_large
-from tpunb.tfdata.restored import buffered_bytes, explain_op, late_shuffles, not_restored, only_checks
+from tpunb.tfdata.restored import (
+    begin_again,
+    buffered_bytes,
+    explain_op,
+    keeps_orders,
+    late_shuffles,
+    needs_ends,
+    not_restored,
+    only_checks,
+    turns,
+    unpositioned,
+)
 from tpunb.tfdata.variables import SeedStates
 from tpunb.training import constants
 from tpunb.training.fit_start import FitStart
@@ -53,9 +64,13 @@ class FitData:
     py_datasets: list[PyDatasetState] = field(default_factory=list)  # whose batches it reads by index
     epochs: Any = None  # Keras' iterator over epochs
     used: int = 0  # iterators from which batches were taken
-    _seeds: list[int] = field(default_factory=list)  # of the shuffles that had none
+    _seeds: list[Any] = field(default_factory=list)  # of the shuffles that had none
     _shuffles: list[Any] = field(default_factory=list)  # of the program's data that others may begin too
     _begun: int = 0  # times that they had begun before
+    _turns: int = 0  # most times that one of them begins in a pass; 0 if iterators do not hold how often they had
+    _advanced: int = 0  # times that it has begun in earlier passes after their iterators were created
+    _keeps_orders: bool = False  # a cache keeps the order of the first pass
+    _needs_ends: bool = False  # each pass is to be read to its end
     _replaced: Any = None  # iterator that Keras still holds, and that feeds nothing
     _restored: Any = None  # kept alive: a position was read into its iterator
 
@@ -105,14 +120,22 @@ class FitData:
         """Return the dataset of a graph with seeds for its shuffles that had none."""
         self.fingerprint = constants.of_data(graph)
         drawn = SeedStates(dataset)
-        self.reason = self.reason or not_restored(graph, dataset.options(), seeds=bool(drawn))
+        are_written = not any(unpositioned(graph))
+        self.reason = self.reason or not_restored(graph, dataset.options(), seeds=bool(drawn), positions=bool(drawn))
         unseeded = rewrite.unseeded_shuffles(graph)
         names = {node.name for node in unseeded}
         self.owns_shuffles = all(node.name in names for node in rewrite.shuffles(graph))
-        self._seeds = self.start.metadata["seeds"] if self.start else rewrite.draw_seeds(graph)
+        self._seeds = self.start.metadata["seeds"] if self.start else position.present_seeds(graph)
         self._check_seeds(len(unseeded))
-        self.positions, checked = Positions(buffered_bytes(graph), drawn), only_checks(graph) or bool(drawn)
+        self.positions = Positions(buffered_bytes(graph), drawn, are_written=are_written)
+        checked, self._keeps_orders = only_checks(graph) or bool(drawn), keeps_orders(graph)
+        begun, late = turns(graph, dataset.options()), late_shuffles(graph)
+        self._needs_ends = needs_ends(graph, dataset.options())
+        outer = [begun.get(node.name, 0) for node in rewrite.shuffles(graph) if node.name not in late]
+        self._turns = 0 if 0 in outer else max(outer, default=0)
         dataset = rewrite.seed_shuffles(dataset, graph, self._seeds)
+        if self.start is not None:
+            dataset = rewrite.without_locks(dataset, graph)
         if checked and not self.reason:
             dataset = position.with_external_state_policy(dataset, "IGNORE")
         return dataset
@@ -136,10 +159,15 @@ class FitData:
 
     def begin(self, iterators: int, used: int) -> None:
         """Proceed in the orders of the data as if iterators had been created, and some of them used."""
+        if self._keeps_orders and iterators and used:
+            for _ in iter(self.passes):  # fills the cache in its order
+                pass
+            iterators, used = iterators - 1, used - 1
         self.passes.begin(iterators)
-        graph = None if isinstance(self.passes, ArrayBatches | PyDatasetBatches) else graph_or_none(self.passes.dataset)
-        if graph is not None and (late := late_shuffles(graph)):
-            rewrite.begin_shuffles(graph, late, used)
+        self._advanced = used * (self._turns - 1)
+        is_read = used and not isinstance(self.passes, ArrayBatches | PyDatasetBatches)
+        if is_read and (graph := graph_or_none(self.passes.dataset)) is not None:
+            begin_again(graph, self.passes.dataset.options(), used)
 
     def current(self, iterator: Any) -> Any:
         """Return the iterator that feeds the steps in place of Keras' own."""
@@ -154,8 +182,9 @@ class FitData:
         is_first, self.iterator, self.drawn = self.iterator is None, iterator, 0
         self.used += 1
         self.positions.begin()
-        if is_first and self._shuffles:
-            self._begun = max(position.begun(iterator), default=self.passes.iterators) - self.passes.iterators
+        if is_first and self._shuffles and self._turns:
+            before = self.passes.iterators + self._advanced
+            self._begun = max(position.begun(iterator), default=before) - before
             saved = self._begun if self.start is None else self.start.metadata.get("begun", self._begun)
             if saved != self._begun:
                 assert self.start is not None
@@ -167,7 +196,8 @@ class FitData:
     def _try_save(self, iterator: Any) -> str:
         if isinstance(self.passes, PyDatasetBatches):
             return self.py_datasets[0].probe()
-        return "" if isinstance(self.passes, ArrayBatches) else try_save(iterator)
+        is_drawn = isinstance(self.passes, ArrayBatches) or not self.positions.are_written
+        return "" if is_drawn else try_save(iterator)
 
     def on_iterator(self, dataset: Any) -> None:
         """Note an iterator that is created over any dataset during the fit, and may begin a shuffle of its data."""
@@ -179,6 +209,11 @@ class FitData:
         shuffles = {id(shuffle) for shuffle in self._shuffles}
         if any(id(shuffle) in shuffles for shuffle in position.seeded_shuffles(dataset)):
             self.reason = _SHARED
+
+    def end_pass(self, iterator: Any) -> None:
+        """Draw the end of a pass after its last batch, as TensorFlow does in advance: later orders depend on it."""
+        if self._needs_ends and self.epochs._num_batches and self.epochs._steps_seen >= self.epochs._num_batches:
+            next(iterator, None)
 
     def end_epoch(self) -> None:
         """Handle the end of an epoch."""
@@ -219,16 +254,20 @@ class FitData:
             unpositioned, written = self._write_position(folder, live, drawn)
             facts |= written
         return unpositioned, {
+            **self.begun_passes,
             "iterators": self.passes.iterators - (live is not None),
-            "used_iterators": self.used,
-            "begun": self._begun,
             "live": live is not None,
             "drawn": drawn,
             "position": facts,
             "steps_seen": self.epochs._steps_seen,
             "batches": self.epochs._num_batches,
-            "seeds": self._seeds,
         }
+
+    @property
+    def begun_passes(self) -> dict[str, Any]:
+        """Passes that have begun, and the seeds of their shuffles."""
+        made, used = self.passes.iterators, self.used
+        return {"iterators": made, "used_iterators": used, "begun": self._begun, "seeds": self._seeds}
 
     def _write_position(self, folder: Path, live: Any, drawn: int) -> tuple[str, dict[str, Any]]:
         if isinstance(self.passes, ArrayBatches):

@@ -16,14 +16,16 @@ import numpy as np
 from tpunb.errors import TpunbError
 from tpunb.signals import spending
 from tpunb.text import format_error, plain
-from tpunb.tfdata.graph import graph_or_none
-from tpunb.tfdata.restored import varies
+from tpunb.tfdata.graph import graph_or_none, too_large
+from tpunb.tfdata.position import present_seeds
+from tpunb.tfdata.restored import needs_ends, not_restored
 from tpunb.training import constants, seeds, snapshot
 from tpunb.training.callbacks import CallbackState, restore_callbacks
-from tpunb.training.fingerprints import Diverged, Fingerprints
+from tpunb.training.fingerprints import Diverged, Fingerprints, Resumed
 from tpunb.training.fit_data import DataCursor, FitData
 from tpunb.training.fit_start import EndedFit, FitStart, variables_of_step
 from tpunb.training.hidden_state import EagerStep, hidden_state
+from tpunb.training.patching import replaced
 from tpunb.training.py_dataset import PyDatasetState
 from tpunb.training.state import DATA, RANDOM, WEIGHTS, is_from, optimizers_of, to_numpy, variables_by_part
 
@@ -32,6 +34,8 @@ _CALLBACKS = "callbacks"
 
 _UNFROZEN = "a callback changed which variables are trainable"
 _UNFREEZE = "fit again after the change, in a block of its own"
+
+_EARLIER = "validation_data: an earlier fit of the block began its seeded shuffle (give it a shuffle of its own)"
 
 T = TypeVar("T")
 
@@ -76,6 +80,7 @@ class Fit:
     restore_due: bool = False  # the saved state is not restored yet
     failed: bool = False  # saving and tuning have ended with an error
     data: FitData = field(init=False)
+    validating: FitData | None = None  # those of validation, if they are a tf.data.Dataset, once they were read
     _optimizer: Any = None  # of the model at the begin
     _is_built: bool = True  # all variables exist
     _is_restored: bool = False  # a step has begun
@@ -124,12 +129,14 @@ class Fit:
     def _begin_at(self, saved: Mapping[str, Any]) -> None:
         self.restore_due = True
         self._is_built = self._build()
-        self.data.begin_at_start()
+        with spending("resuming", "position in the data"):
+            self.data.begin_at_start()
         self.epoch, self.step_in_epoch, self.steps = saved["epoch"], saved["step_in_epoch"], saved["step"]
 
     def _build(self) -> bool:
         """Create the variables of the model; return whether all of them exist."""
-        return build(self.model, self.data.passes.dataset.element_spec)
+        saved = {} if self.start is None else self.start.metadata
+        return build(self.model, self.data.passes.dataset.element_spec, saved.get("optimized", ()))
 
     def sync(self) -> None:
         """Have the variables hold the state of the steps."""
@@ -188,6 +195,7 @@ class Fit:
             self.data.drawn += last + 1 - first
             self.step_in_epoch = last + 1
             self._end_turn()
+            self.guarded(self.data.end_pass, self.data.iterator, default=None)
             if self.step_in_epoch < (epochs.steps_per_epoch or epochs._num_batches or np.inf):
                 self.guarded(self._notify, default=None)
 
@@ -251,7 +259,50 @@ class Fit:
 
     def on_iterator(self, dataset: Any) -> None:
         """Note an iterator that is created over any dataset during the fit, and may begin a shuffle of its data."""
-        self.data.on_iterator(dataset)
+        for data in filter(None, (self.data, self.validating)):
+            data.on_iterator(dataset)
+
+    def validation_turns(self, epochs: Any, original: Callable[[Any], Iterator[Turn]]) -> Iterator[Turn]:
+        """Yield the turns of a validation as Keras does, in the order that the saved run gave it."""
+        self.guarded(self._begin_validation, epochs, default=None)
+        for first, last, iterator in original(epochs):
+            if self.validating is not None and first == 0:
+                self.guarded(self._use_validation, self.validating, iterator, default=None)
+            yield first, last, iterator
+            if self.validating is not None:
+                self.guarded(self.validating.end_pass, iterator, default=None)
+
+    def _begin_validation(self, epochs: Any) -> None:
+        """Take the data of validation when Keras first reads them."""
+        if self.validating is None and (start := self._validation_start) is not None:
+            validating = type(self.data)(start)
+            validating.attach(epochs, lambda dataset: dataset)
+            validating.used = start.metadata["used_iterators"]
+            validating.begin(start.metadata["iterators"], validating.used)
+            self.validating = validating
+
+    @cached_property
+    def _validation_start(self) -> FitStart | None:
+        """The passes over a dataset of validation that were made, and its seeds; None without one."""
+        saved = None if self.start is None else self.start.metadata.get("validation")
+        if self.start is not None and saved is not None:
+            return self.start._replace(metadata=saved)
+        if (graph := self._validation_graph) is None:
+            return None
+        return FitStart(Path(), {"seeds": present_seeds(graph), "iterators": 0, "used_iterators": 0}, Resumed(0))
+
+    @cached_property
+    def _validation_graph(self) -> Any:
+        """The graph of a dataset of validation; None without one, or where it cannot be read."""
+        data = self.validation[0]
+        return None if not hasattr(data, "element_spec") or too_large(data) else graph_or_none(data)
+
+    def _use_validation(self, validating: FitData, iterator: Any) -> None:
+        try:
+            validating.use(validating.current(iterator), check=False)
+        except TpunbError as error:
+            warnings.warn(f"results of validation may differ: {error}", stacklevel=2)
+        validating.iterator = ()  # its buffers are to be freed
 
     def end_epoch(self, epoch: int) -> None:
         """Handle the end of an epoch, after its callbacks."""
@@ -286,9 +337,11 @@ class Fit:
         callbacks = CallbackState(self.callbacks, self.model, [*self.data.py_datasets, *self._py_validation])
         snapshot.write_arrays(folder, {**variables, _CALLBACKS: callbacks.arrays})
         unpositioned, place = self.data.write(folder, within_epoch=self.step_in_epoch > 0)
-        reason = (
-            unpositioned or self._other_training or self.hidden_state or self._unsaved_validation or callbacks.unsaved
-        )
+        reason = unpositioned or self._other_training or self.hidden_state or callbacks.unsaved
+        reason = reason or self._read_validation(self.varying)
+        validation = self._validation_start and self._validation_start.metadata
+        if self.validating is not None:
+            validation = self.validating.begun_passes
         if not reason and self._trainable != _trainable(self.model):
             reason = f"{_UNFROZEN} ({_UNFREEZE})"
         parts = [part for part, values in variables.items() if values and part != RANDOM]
@@ -303,6 +356,9 @@ class Fit:
             **place,
             "constants": self._constants,
             "trainable": self._trainable,
+            "optimized": _optimized(self.model),
+            "validation": validation,
+            "varying": self.varying,
             "fingerprints": self.fingerprints.name,
             "callbacks": callbacks.values,
             "global_seed": bool(variables[RANDOM]),
@@ -326,7 +382,28 @@ class Fit:
     @property
     def unsaved_beside(self) -> str:
         """Sentence that names state beside the training data that cannot be saved, or ""; known before a step."""
-        return self._unsaved_validation or CallbackState(self.callbacks, self.model).unsaved
+        return self._read_validation(self.varying) or CallbackState(self.callbacks, self.model).unsaved
+
+    @property
+    def varying(self) -> str:
+        """Sentence that says why the results of validation may be others in a resumed run, or ""."""
+        if self._unsaved_validation or self.validating is None:
+            return self._unsaved_validation
+        is_later = bool(self.before) and self.validating.begun_passes["begun"] != 0
+        return self.validating.reason or _EARLIER * is_later
+
+    def _read_validation(self, varying: str) -> str:
+        """Return why the training depends on a validation that varies for a reason, or ""."""
+        import keras
+
+        if not varying:
+            return ""
+        names = [_reader(callback) for callback in self.callbacks]
+        names += ["the model's test_step"] * (type(self.model).test_step is not keras.Model.test_step)
+        is_shared = self._validation_graph is not None and self.data.positions.seeds.shares(self.validation[0])
+        names += ["the data of the training"] * is_shared
+        reader = next(filter(None, names), "")
+        return f"{varying}; {plain(reader)} may use its results" if reader else ""
 
     @cached_property
     def _unsaved_validation(self) -> str:
@@ -339,8 +416,11 @@ class Fit:
             return f"validation_data: Python code feeds it ({type(data).__name__}; give arrays or a tf.data.Dataset)"
         if tf is None or not isinstance(data, tf.data.Dataset):
             return ""
-        graph = graph_or_none(data)
-        reason = "its graph cannot be read" if graph is None else varies(graph, data.options())
+        if (graph := self._validation_graph) is None:
+            return "validation_data: its graph cannot be read"
+        reason = not_restored(graph, data.options(), positions=False)
+        if self.validation[1] is not None and needs_ends(graph, data.options()):
+            reason = reason or "validation_steps may not read it to its end, on which its order depends (omit it)"
         return f"validation_data: {reason}" if reason else ""
 
     @cached_property
@@ -371,10 +451,35 @@ def _trainable(model: Any) -> list[bool]:
     return [bool(getattr(variable, "trainable", False)) for variable in model.variables]
 
 
-def build(model: Any, spec: Any) -> bool:
-    """Create the variables of a compiled model, its optimizer and metrics, as the first batch of ``fit`` would.
+def _optimized(model: Any) -> list[list[int]]:
+    """Return which variables of a model each of its optimizers was built for; -1 for those of another model."""
+    numbers = {id(variable): at for at, variable in enumerate(model.variables)}
+    every = (getattr(each, "_trainable_variables", ()) for each in optimizers_of(model))
+    return [[numbers.get(id(variable), -1) for variable in variables] for variables in every]
 
-    Return False if some may be missing: of a model without ``call``, or whose ``train_step`` calls it in another way.
+
+def _reader(callback: Any) -> str:
+    """Return the name of a callback, or of its method, that may use the results of validation; "" for no use."""
+    kind, monitored = type(callback), str(getattr(callback, "monitor", ""))
+    if monitored.startswith("val_") and getattr(callback, "save_best_only", True):
+        return kind.__name__
+    defined = {name for each in kind.__mro__ if not each.__module__.startswith("keras.") for name in vars(each)}
+    every = defined | ({*vars(callback)} if kind.__name__ == "LambdaCallback" else set())
+    used = next((name for name in _OF_VALIDATION if name in every), "")
+    return used and f"{kind.__name__}.{used}"
+
+
+_OF_VALIDATION = (
+    *("on_epoch_end", "on_train_end", "on_test_begin", "on_test_end", "on_test_batch_begin", "on_test_batch_end"),
+)
+"""Methods of callbacks that are called with, or during, a validation."""
+
+
+def build(model: Any, spec: Any, optimized: Sequence[Sequence[int]] = ()) -> bool:
+    """Create the variables of a compiled model, its optimizers and metrics, as the first batch of ``fit`` would.
+
+    `optimized`: numbers of the variables for which each optimizer is built. Return False if some may be missing: of a
+    model without ``call``, or whose ``train_step`` calls it in another way.
     """
     import keras
     import tensorflow as tf
@@ -382,15 +487,21 @@ def build(model: Any, spec: Any) -> bool:
     def symbol(part: Any) -> Any:
         return keras.KerasTensor(tuple(part.shape), part.dtype.name)
 
-    specs = tf.nest.flatten(spec)
+    specs, pairs = tf.nest.flatten(spec), list(zip(optimizers_of(model), optimized, strict=False))
+    partial = [(each, numbers) for each, numbers in pairs if not each.built and numbers and -1 not in numbers]
     try:
-        if all(isinstance(part, tf.TensorSpec) and part.shape.rank is not None for part in specs):
-            model._symbolic_build(data_batch=tf.nest.map_structure(symbol, spec))
-        elif not model.built:
-            raise ValueError("the shape of its data is unknown")
+        with ExitStack() as stack:
+            for optimizer, _ in partial:
+                stack.enter_context(replaced(optimizer, "built", True))  # Keras would build it for all variables
+            if all(isinstance(part, tf.TensorSpec) and part.shape.rank is not None for part in specs):
+                model._symbolic_build(data_batch=tf.nest.map_structure(symbol, spec))
+            elif not model.built:
+                raise ValueError("the shape of its data is unknown")
+        for optimizer, numbers in partial:
+            optimizer.build([model.variables[number] for number in numbers])
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-    except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         is_custom = type(model).train_step is not keras.Model.train_step or type(model).call is keras.Model.call
         if model.variables and is_custom:
             return False

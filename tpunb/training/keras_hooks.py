@@ -252,6 +252,9 @@ def _event(handle: Callable[..., None], *, after: bool = True) -> Callable[..., 
 def _enumerate(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
     def turns(epochs: Any) -> Iterator[Any]:
         fit = _hooks.training
+        inner = None if _hooks.depth != 1 or _hooks.is_other_thread else _hooks.fit
+        if inner is not None and not inner.failed and epochs is getattr(inner.model, "_eval_epoch_iterator", None):
+            return inner.validation_turns(epochs, original)
         if fit is None or fit.failed or fit.data.epochs is not epochs:  # the last: Keras builds the model on JAX
             return original(epochs)
         return fit.turns(epochs, original)

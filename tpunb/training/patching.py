@@ -1,4 +1,4 @@
-"""Replaces attributes of other libraries' classes and modules for the time of a block, once they are imported."""
+"""Replaces attributes of others' classes, modules and objects for the time of a block, once these are imported."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _INHERITED = object()
 
 
 @contextmanager
-def replaced(owner: type | ModuleType, name: str, value: object) -> Iterator[None]:
-    """Set an attribute of a class or a module in the block; afterwards restore it, or the inherited one that it hid."""
+def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+    """Set an attribute in the block; afterwards restore it, or the inherited one that it hid."""
     original = vars(owner).get(name, _INHERITED)
     setattr(owner, name, value)
     try:

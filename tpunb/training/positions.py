@@ -40,8 +40,9 @@ class Positions:
     `seeds`: states of seed generators that the data change; batches that are drawn again would change them again.
     """
 
-    def __init__(self, buffered: int = 0, seeds: SeedStates | None = None) -> None:
+    def __init__(self, buffered: int = 0, seeds: SeedStates | None = None, *, are_written: bool = True) -> None:
         self._is_slow, self._cost = buffered > LARGE, buffered / _RATE
+        self.are_written = are_written  # or all batches of the pass are drawn again
         self.seeds = SeedStates() if seeds is None else seeds
         self._saved: Path | None = None
         self._drawn, self._since = 0, time.monotonic()
@@ -58,6 +59,8 @@ class Positions:
         if self.seeds:
             return self._write_with_seeds(folder, iterator)
         seconds = time.monotonic() - self._since
+        if not self.are_written:
+            return "", {"redraw": drawn, "seconds": seconds}
         if self._is_slow and not drawn:
             return "", {"redraw": 0, "seconds": 0.0}
         if self._is_slow and seconds < self._cost / _SHARE and self._link(folder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 from tpunb.errors import TpunbError
@@ -12,7 +13,7 @@ from tpunb.text import plain, plural
 from tpunb.tfdata.effects import Effects, Verdict, effects_of, scope_of
 from tpunb.tfdata.graph import AUTOTUNE, check_dataset, from_graph, to_graph
 from tpunb.tfdata.python_functions import functions_with_state
-from tpunb.tfdata.restored import explain_op, unrestored_stages
+from tpunb.tfdata.restored import explain_op, other_passes, turns, unpositioned, unrestored_stages
 from tpunb.tfdata.rewrite import (
     CYCLE_INPUT,
     PARALLEL_INPUT,
@@ -350,7 +351,9 @@ def move_obstacles(
             yield f"{stage.name} reads a shuffle, and no position holds how often it has begun"
     if any(node.op == "GeneratorDataset" for function in graph.library.function for node in function.node_def):
         yield "a Python generator feeds it, which cannot be rewound"
-    yield from unrestored_stages(graph, options)
+    if any(number > 1 for number in turns(graph, options).values()):
+        yield "a repeat begins a shuffle more than once in a pass, and no position holds how often"
+    yield from chain(unpositioned(graph), unrestored_stages(graph, options), other_passes(graph, options))
     yield from _copied_state(graph)
 
 

@@ -21,7 +21,7 @@ from tpunb.checkpoint.resume import loops, trainers
 from tpunb.checkpoint.resume.custom_loops import restore, save
 from tpunb.checkpoint.resume.policy import Saving
 from tpunb.errors import TpunbError, check_whole, wrong_type
-from tpunb.training import keras_hooks, snapshot
+from tpunb.training import keras_hooks, seeds, snapshot
 from tpunb.training.fingerprints import OnDivergence, Resumed
 from tpunb.training.fit_start import FitStart
 from tpunb.training.state import DATA, RANDOM
@@ -161,5 +161,9 @@ def resume(
             hint="resume(..., exact=False) draws as many batches as before; random ones differ",
         )
     with starting(start):
+        if "block_random" in metadata:  # so that the cell draws as it did, such as the order of its files
+            host, tensorflow = metadata["block_random"]
+            seeds.set_host_random_state(host)
+            seeds.set_tensorflow_random_state(tensorflow)
         yield start.resumed
     signals.resumed.send(str(start.resumed))

@@ -1,10 +1,11 @@
-"""Saves and restores a custom loop of TensorFlow, JAX or PyTorch, with the position in its data."""
+"""Saves and restores a custom loop of TensorFlow, JAX, Flax NNX or PyTorch, with the position in its data."""
 
 from __future__ import annotations
 
 import base64
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -54,7 +55,8 @@ def save(dir: str | os.PathLike[str], step: int, **parts: Any) -> Checkpoint:  #
         Everything that the next step depends on, by names that `restore` takes again: Keras' models, optimizers,
         metrics and seed generators; ``tf.Variable``, ``tf.random.Generator``, an iterator of ``tf.data``; an iterator
         of Grain; what has a ``state_dict``, as in PyTorch, a ``torch.Generator``, and beside them trees of tensors and
-        numbers; trees of arrays, as in JAX, which Orbax writes. Give shuffles of ``tf.data`` a seed: without one, a
+        numbers; modules, optimizers, metrics and random streams of Flax NNX, or lists of them; trees of arrays, as in
+        JAX. Orbax writes the last two. Give shuffles of ``tf.data`` a seed: without one, a
         new process shuffles later epochs differently.
 
     Raises
@@ -134,6 +136,7 @@ def write_parts(folder: Path, parts: Mapping[str, Any]) -> tuple[dict[str, Any],
     kinds = _kinds(parts)
     trees = array_trees(parts)
     reasons = [_FORMATS[kinds[name]][0](_path(folder, name), parts[name]) for name in kinds if name not in trees]
+    trees |= {name: nnx_arrays(parts[name]) for name, kind in kinds.items() if kind == "nnx"}
     if trees:
         _write_arrays(folder / _ARRAYS, trees)
     reason = next(filter(None, reasons), "")
@@ -153,7 +156,11 @@ def read_parts(folder: Path, saved: Mapping[str, str], parts: Mapping[str, Any])
         if name not in trees and not _path(folder, name).with_suffix(".missing").exists():
             value = _FORMATS[kinds[name]][1](_path(folder, name), part)
             values |= {name: value} if kinds[name] == _VALUES else {}
-    return values | (_read_arrays(folder / _ARRAYS, trees) if trees else {})
+    of_nnx = {name: nnx_arrays(parts[name]) for name, kind in kinds.items() if kind == "nnx"}
+    read = _read_arrays(folder / _ARRAYS, trees | of_nnx) if trees or of_nnx else {}
+    for name in of_nnx:
+        _assign_nnx(parts[name], read.pop(name))
+    return values | read
 
 
 def array_trees(parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,6 +193,8 @@ def _path(folder: Path, name: str) -> Path:
 
 def _kind(part: Any) -> str:
     """Return how a part is written: its own state, its variables, by TensorFlow or PyTorch, or as arrays by Orbax."""
+    if nnx_arrays(part):  # first: nnx.Rngs has a stream of any name
+        return "nnx"
     if torch_state.is_generator(part):
         return "generator"
     if callable(getattr(part, "get_state", None)) and callable(getattr(part, "set_state", None)):
@@ -200,7 +209,7 @@ def _kind(part: Any) -> str:
 
 
 def _is_data(part: Any) -> bool:
-    return hasattr(part, "__next__")
+    return hasattr(type(part), "__next__")
 
 
 def _state_part(name: str, part: Any) -> str:
@@ -275,6 +284,50 @@ def _read_arrays(path: Path, trees: dict[str, Any]) -> dict[str, Any]:
     return dict(numbers)
 
 
+def nnx_arrays(part: Any) -> dict[str, Any]:
+    """Return the arrays of all variables of Flax NNX in a part, by their paths; none if it is no such object."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None or isinstance(part, nnx.State):
+        return {}
+    import jax
+
+    kinds = nnx.Pytree, nnx.Variable
+    if not any(isinstance(each, kinds) for each in jax.tree.leaves(part, is_leaf=lambda each: isinstance(each, kinds))):
+        return {}
+    arrays = jax.tree_util.tree_leaves_with_path(nnx.state([part]))  # the list: for a variable
+    return {jax.tree_util.keystr(path, simple=True, separator="."): array for path, array in arrays}
+
+
+def _assign_nnx(part: Any, arrays: Mapping[str, Any]) -> None:
+    import jax
+    from flax import nnx
+
+    state = nnx.state([part])
+    nnx.update([part], jax.tree.unflatten(jax.tree.structure(state), [arrays[name] for name in nnx_arrays(part)]))
+
+
+def _write_settings(path: Path, part: Any) -> None:
+    settings = [["/".join(map(str, where)), value] for where, _, value in _settings(part)]
+    path.with_suffix(".json").write_text(json.dumps(settings))
+
+
+def _read_settings(path: Path, part: Any) -> None:
+    saved = dict(json.loads(path.with_suffix(".json").read_text()))
+    for where, owner, value in _settings(part):
+        if (other := saved.get("/".join(map(str, where)), value)) != value:
+            setattr(owner, where[-1], other)
+
+
+def _settings(part: Any) -> list[tuple[Any, Any, Any]]:
+    """Return the numbers and texts among the attributes of modules of NNX: path, module and value."""
+    from flax import nnx
+
+    every = dict(nnx.iter_graph([part]))
+    plain = [(path, value) for path, value in every.items() if path and type(value) in (bool, int, float, str)]
+    owned = [(path, every.get(path[:-1]), value) for path, value in plain if "_pytree" not in str(path[-2:])]
+    return [(path, owner, value) for path, owner, value in owned if isinstance(owner, nnx.Pytree)]
+
+
 def _as_array(leaf: Any) -> Any:
     """Return a leaf of a tree; NumPy's numbers, which Orbax does not restore, as arrays."""
     return np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
@@ -283,6 +336,7 @@ def _as_array(leaf: Any) -> Any:
 _FORMATS: Mapping[str, tuple[Callable[[Path, Any], str | None], Callable[[Path, Any], Any]]] = {
     "variables": (_write_variables, _read_variables),
     "state": (write_state, read_state),
+    "nnx": (_write_settings, _read_settings),
     "tensorflow": (_write_tensorflow, position.read),
     "torch": (torch_state.write_part, torch_state.read_part),
     "generator": (torch_state.write_generator, torch_state.read_generator),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,16 @@ from tpunb.checkpoint.resume.custom_loops import read_state, write_state
 from tpunb.text import format_error, plain, plural
 from tpunb.tfdata import position, rewrite
 from tpunb.tfdata.graph import graph_or_none, too_large
-from tpunb.tfdata.restored import advances, buffered_bytes, late_shuffles, not_restored, only_checks, unseeded
+from tpunb.tfdata.restored import (
+    advances,
+    begin_again,
+    buffered_bytes,
+    keeps_orders,
+    not_restored,
+    only_checks,
+    unpositioned,
+    unseeded,
+)
 from tpunb.torchdata.loader import is_loader
 from tpunb.torchdata.position import LoaderPass
 from tpunb.training import constants, torch_state
@@ -36,7 +46,7 @@ class LoopData:
         self.data, self.drawn = data, 0  # batches in this pass
         self.reason = ""  # why the position cannot be saved, after `begin`
         self.positions = Positions()
-        self.seeds: list[int] = []  # of the shuffles that had none
+        self.seeds: list[Any] = []  # of the shuffles that had none
         self.fingerprint = ""  # of the constants in the data
         self.iterator: Any = None
         self._earlier = [0]  # batches of earlier passes, by all copies
@@ -181,46 +191,47 @@ class _TensorFlowIterator(LoopData):
 class _Dataset(LoopData):
     """A ``tf.data.Dataset``, from which each pass makes an iterator; shuffles without a seed get one, as in fit."""
 
-    def __init__(self, data: Any, seeds: list[int] | None) -> None:
+    def __init__(self, data: Any, seeds: list[Any] | None) -> None:
         super().__init__(data)
         self._dataset, self._buffered = data, 0
         self._restored: Any = None  # kept alive: a position was read into its iterator
+        self._are_written, self._keeps_orders = True, False
         self.reason = too_large(data)
         graph = None if self.reason else graph_or_none(data)
         if graph is None:
             self.reason = self.reason or _UNREADABLE
             return
         self.fingerprint = constants.of_data(graph)
-        self.reason, self._buffered, checked = (
-            not_restored(graph, data.options()),
-            buffered_bytes(graph),
-            only_checks(graph),
-        )
-        self.seeds = rewrite.draw_seeds(graph) if seeds is None else seeds
+        self.reason = not_restored(graph, data.options(), positions=False)
+        self._buffered, checked = buffered_bytes(graph), only_checks(graph)
+        self._are_written, self._keeps_orders = not any(unpositioned(graph)), keeps_orders(graph)
+        self.seeds = position.present_seeds(graph) if seeds is None else seeds
         self._dataset = rewrite.seed_shuffles(data, graph, self.seeds)
+        if seeds is not None:
+            self._dataset = rewrite.without_locks(self._dataset, graph)
         if checked and not self.reason:
             self._dataset = position.with_external_state_policy(self._dataset, "IGNORE")
 
     def begin(self) -> None:
         self._take(iter(self._dataset))
-        self.positions = Positions(self._buffered)
+        self.positions = Positions(self._buffered, are_written=self._are_written)
         self.positions.begin()
-        self.reason = self.reason or try_save(self.iterator)
+        self.reason = self.reason or (try_save(self.iterator) if self._are_written else "")
 
     def skip(self) -> None:
+        if self._keeps_orders:  # its cache is filled in the order of the first pass
+            deque(self._dataset, maxlen=0)
+            return
         iter(self._dataset)
-        self._begin_late()
+        self._begin_again()
 
-    def _begin_late(self) -> None:
-        """Advance the shuffles that begin with the first element."""
-        graph, late = self._late
-        if late:
-            rewrite.begin_shuffles(graph, late, 1)
+    def _begin_again(self) -> None:
+        if self._graph is not None:
+            begin_again(self._graph, self._dataset.options(), 1)
 
     @cached_property
-    def _late(self) -> tuple[Any, list[str]]:
-        graph = graph_or_none(self._dataset)
-        return graph, [] if graph is None else late_shuffles(graph)
+    def _graph(self) -> Any:
+        return graph_or_none(self._dataset)
 
     def write(self, folder: Path, *, ended: bool) -> tuple[str, dict[str, Any]]:
         if self.reason or ended:
@@ -234,7 +245,7 @@ class _Dataset(LoopData):
         self.begin()
         redraw = saved["redraw"]
         if start.has_iterator:
-            self._begin_late()
+            self._begin_again()
             self._restored = rewrite.with_new_shuffles(self._dataset)
             if self._restored is not self._dataset:
                 self.iterator = iter(self._restored)
@@ -248,7 +259,7 @@ class _Dataset(LoopData):
 _UNREADABLE = "the graph of the data cannot be read (larger than 2 GB, or distributed)"
 
 
-def loop_data(data: Any, seeds: list[int] | None) -> LoopData:
+def loop_data(data: Any, seeds: list[Any] | None) -> LoopData:
     """Return the data of a loop; `seeds` are those of its shuffles in the run that is resumed, or None."""
     try:
         if is_from(data, "tensorflow") and hasattr(data, "_dataset") and hasattr(data, "__next__"):

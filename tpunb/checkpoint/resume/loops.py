@@ -13,13 +13,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tpunb.checkpoint.resume.custom_loops import array_trees, read_parts, torch_parts, write_parts
+from tpunb.checkpoint.resume.custom_loops import array_trees, nnx_arrays, read_parts, torch_parts, write_parts
 from tpunb.checkpoint.resume.loop_data import LoopData, loop_data
 from tpunb.checkpoint.resume.policy import Saving
 from tpunb.errors import TpunbError, wrong_type
@@ -54,8 +55,8 @@ class _Block:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
-        self.seeds: list[list[int]] = []  # of each dataset that was first read in the block
-        self.saved_seeds: list[list[int]] = []  # in the run that is resumed
+        self.seeds: list[list[Any]] = []  # of each dataset that was first read in the block
+        self.saved_seeds: list[list[Any]] = []  # in the run that is resumed
         self.shared = deque[LoopData](maxlen=4)  # data that several calls may read
         self.fingerprints: Fingerprints | None = None
 
@@ -133,7 +134,7 @@ def batches(data: Iterable[T], state: dict[str, Any] | None) -> Iterator[T]:
 class Loop(Iterator[T], Generic[T]):
     """The batches of one call, after each of which the loop is saved, if due."""
 
-    unsaved_beside = ""
+    unsaved_beside = varying = ""
 
     def __init__(self, data: Iterable[T], state: dict[str, Any]) -> None:
         self.state, self.number = state, _block.calls
@@ -287,7 +288,8 @@ def _sample(state: dict[str, Any]) -> list[NDArray[Any]]:
     variables = [each for part in state.values() for each in direct_variables(part) or ()]
     small = to_numpy([each for each in variables if np.prod(each.shape, dtype=int) <= 256 * _SAMPLE][:_SAMPLE])
     small += torch_state.sample(torch_parts(state), _SAMPLE)
-    return [*small, *(np.array(leaf) for leaf in map(_as_data, _leaves(state)) if _is_small(leaf))][:_SAMPLE]
+    leaves = chain(*(nnx_arrays(part).values() for part in state.values()), _leaves(state))
+    return [*small, *(np.array(leaf) for leaf in map(_as_data, leaves) if _is_small(leaf))][:_SAMPLE]
 
 
 def _as_data(leaf: Any) -> Any:

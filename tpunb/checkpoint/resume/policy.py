@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from tpunb import signals
 from tpunb.checkpoint.catalog import Checkpoint
 from tpunb.checkpoint.formats import native
 from tpunb.text import format_error, plain, plural
+from tpunb.training import seeds
 from tpunb.training.fingerprints import Fingerprints
 from tpunb.training.positions import Positions
 
@@ -52,6 +54,10 @@ class Training(Protocol):
     def unsaved_beside(self) -> str:
         """Sentence that names state beside the data that cannot be saved, or ""."""
 
+    @property
+    def varying(self) -> str:
+        """Sentence that says why results of validation, which do not matter to the training, may differ, or ""."""
+
     def write(self, folder: Path) -> dict[str, Any]:
         """Write everything that the next step depends on; return its metadata."""
 
@@ -71,6 +77,7 @@ class Saving:
         self._last = 0  # step of the last checkpoint, or the first step
         self._has_failed = False
         self._has_warned = False  # that resuming will not be exact
+        self._random = [seeds.host_random_state(), seeds.tensorflow_random_state()]  # what the cell draws before a fit
 
     def __repr__(self) -> str:
         return f"Saving({plain(str(self.folder))}, {plural(len(self.saved), 'checkpoint')}, {self.seconds:.2f} s)"
@@ -94,6 +101,8 @@ class Saving:
         elif unsaved := fit.unsaved_beside:
             self._has_warned = True
             warnings.warn(f"resuming will not be exact: {unsaved}", stacklevel=2)
+        elif fit.varying:
+            warnings.warn(f"resuming is exact but for the results of validation: {fit.varying}", stacklevel=2)
         if self.at_phases and not signals.spent.receivers:
             warnings.warn(
                 "at_phases=True saves nothing without a capture: put `with tp.capture(...)` around", stacklevel=2
@@ -120,7 +129,7 @@ class Saving:
         self._phase_began.clear()
         self._last = fit.steps
         try:
-            self.saved.append(native.save(self.folder, fit.steps, fit.write, replacing=replacing))
+            self.saved.append(native.save(self.folder, fit.steps, self._write(fit), replacing=replacing))
             fit.fingerprints.begin(self.folder)
             fit.data.positions.moved(self.saved[-1].path)
             if of_phase:
@@ -137,6 +146,10 @@ class Saving:
                 warnings.warn(f"step {fit.steps} was not saved, and training continues: {problem}", stacklevel=2)
         finally:
             self.seconds += time.perf_counter() - begun
+
+    def _write(self, fit: Training) -> Callable[[Path], dict[str, Any]]:
+        """Return a function that writes a checkpoint, and the random state with which the block began."""
+        return lambda folder: {**fit.write(folder), "block_random": self._random}
 
     def _remove(self, keep: int) -> None:
         """Remove the checkpoints of the block but the last ones and those of phases."""
