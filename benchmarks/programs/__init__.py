@@ -1,9 +1,8 @@
 """Small programs, each written anew after a public page: the layers, data and loop of the page, at toy size.
 
 Each module has the programs of one source. A program is a function of an empty folder that returns a `Training`, whose
-``fit`` the benchmark calls, a `Loop`, a training loop of its own, a `Script`, which trains as a whole, or `Steps`, a loop
-over ``run.batches``. Its docstring
-ends with the address of its page in parentheses. All data are synthetic, of the shapes of the page.
+``fit`` the benchmark calls, a `Loop`, a training loop of its own, a `Script`, which trains as a whole, or `Steps`, a
+loop over ``run.batches``. Its docstring ends with the address of its page in parentheses. All data are synthetic, of the shapes of the page.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ class _Data:
 class Run:
     """A call of a Trainer, from a checkpoint if one is given."""
 
-    data, unsaved_beside = _Data(), ""
+    data = _Data()
+    unsaved_beside = varying = ""
 
     def __init__(self, trainer: Any, number: int, start: FitStart | None) -> None:
         self.trainer, self.number, self.start = trainer, number, start
