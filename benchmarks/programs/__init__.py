@@ -2,7 +2,8 @@
 
 Each module has the programs of one source. A program is a function of an empty folder that returns a `Training`, whose
 ``fit`` the benchmark calls, a `Loop`, a training loop of its own, a `Script`, which trains as a whole, or `Steps`, a
-loop over ``run.batches``. Its docstring ends with the address of its page in parentheses. All data are synthetic, of the shapes of the page.
+loop over ``run.batches``. Its docstring ends with the address of its page in parentheses. All data are synthetic, of
+the shapes of the page.
 """
 
 from __future__ import annotations
