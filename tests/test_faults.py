@@ -27,7 +27,7 @@ tf = lazy("tensorflow")
 pytestmark = pytest.mark.live
 
 SAVING = (
-    *((fit_state, name) for name in ("varies", "CallbackState", "hidden_state", "to_numpy", "variables_of_step")),
+    *((fit_state, name) for name in ("not_restored", "needs_ends", "_reader", "CallbackState", "hidden_state", "to_numpy", "variables_of_step")),
     *((fit_data, name) for name in ("graph_or_none", "not_restored", "try_save", "too_large", "buffered_bytes")),
     *((fit_state.Fit, name) for name in ("_other_training", "ended")),
     *((positions.Positions, name) for name in ("begin", "write", "moved")),
@@ -35,7 +35,7 @@ SAVING = (
         (fit_state.Fit, name)
         for name in ("attach", "begin_epoch", "end_epoch", "_use", "_begin_turn", "_notify", "on_iterator")
     ),
-    *((fit_state.Fit, name) for name in ("write", "hidden_state", "unsaved_beside", "_listened")),
+    *((fit_state.Fit, name) for name in ("write", "hidden_state", "unsaved_beside", "varying", "_listened")),
     *((fit_data.FitData, name) for name in ("attach", "use", "end_epoch", "write", "on_iterator")),
     *((rewrite, name) for name in ("unseeded_shuffles", "draw_seeds", "seed_shuffles", "shuffles")),
     *((position, name) for name in ("write", "begun", "seeded_shuffles")),

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
     "analysis": 4_020,
     "charts": 1_640,
-    "checkpoint": 1_820,
+    "checkpoint": 1_830,
     "cluster": 2_040,
     "frames": 1_320,
     "io": 5_100,
@@ -28,7 +28,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_070,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 51_420, 229  # of the package without studies: all lines; modules
+LINES, FILES = 51_430, 229  # of the package without studies: all lines; modules
 DOOR = 30  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -77,7 +77,11 @@ class Saving:
         self._last = 0  # step of the last checkpoint, or the first step
         self._has_failed = False
         self._has_warned = False  # that resuming will not be exact
-        self._random = [seeds.host_random_state(), seeds.tensorflow_random_state()]  # what the cell draws before a fit
+        self._random: list[Any] = []  # what the cell draws before a fit
+        try:
+            self._random = [seeds.host_random_state(), seeds.tensorflow_random_state()]
+        except Exception as error:  # noqa: BLE001  the training must begin
+            warnings.warn(f"what the cell draws before its training was not saved: {format_error(error)}", stacklevel=3)
 
     def __repr__(self) -> str:
         return f"Saving({plain(str(self.folder))}, {plural(len(self.saved), 'checkpoint')}, {self.seconds:.2f} s)"
@@ -149,7 +153,8 @@ class Saving:
 
     def _write(self, fit: Training) -> Callable[[Path], dict[str, Any]]:
         """Return a function that writes a checkpoint, and the random state with which the block began."""
-        return lambda folder: {**fit.write(folder), "block_random": self._random}
+        block = {"block_random": self._random} if self._random else {}
+        return lambda folder: {**fit.write(folder), **block}
 
     def _remove(self, keep: int) -> None:
         """Remove the checkpoints of the block but the last ones and those of phases."""
