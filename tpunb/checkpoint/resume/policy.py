@@ -81,6 +81,7 @@ class Saving:
         try:
             self._random = [seeds.host_random_state(), seeds.tensorflow_random_state()]
         except Exception as error:  # noqa: BLE001  the training must begin
+            self._has_failed = True
             warnings.warn(f"what the cell draws before its training was not saved: {format_error(error)}", stacklevel=3)
 
     def __repr__(self) -> str:
