@@ -18,7 +18,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "frames": 1_320,
     "io": 5_100,
     "profiler": 5_090,
-    "root": 1_890,
+    "root": 1_900,
     "step_stats": 2_040,
     "testing": 630,
     "tfdata": 1_130,
@@ -28,7 +28,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_070,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 51_430, 229  # of the package without studies: all lines; modules
+LINES, FILES = 51_440, 229  # of the package without studies: all lines; modules
 DOOR = 30  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -160,7 +160,8 @@ class TpupointMagics(Magics):
                     online.run, online.folder = run, run.path if isinstance(run.path, Path) else None
                 self.shell.user_ns[options.var] = run  # for `with tpu.step(i):` in the cell
                 line.follow(run)
-                value = self._execute(code, local_ns)
+                with nullcontext() if online is None else online.timed():
+                    value = self._execute(code, local_ns)
         except BaseException as error:
             if run is None and isinstance(error, (TpunbError, ValueError, OSError)):  # not started
                 raise UsageError(format_error(error)) from None
