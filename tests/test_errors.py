@@ -52,6 +52,7 @@ MANY = {  # of which there are always several, or a column's name
     "every {} steps",
     "its arguments are on {} devices",
     "{} examples/s",
+    "about {} steps of each would decide",
 }
 
 

@@ -33,7 +33,7 @@ from tpunb.errors import NoSteps, ProfileNotFound, TpunbError, need, not_kept
 from tpunb.frames import Phases, Profile
 from tpunb.io import load
 from tpunb.io.run_folder import RUN
-from tpunb.text import cut, format_error, plain
+from tpunb.text import cut, format_error, plain, plural
 
 INSTRUCTIONS = """Profiles of training runs: where the time went, by account, phase and operation.
 Begin with list_runs, then report. Columns that end in _ps are picoseconds; a share is 0 to 1 of its base. What a row
@@ -249,7 +249,7 @@ class RunTools:
                         raise TpunbError(f"{link!r} is a link, which is not followed", hint="copy the file it names")
                     stamp.append((str(each), info.st_mtime_ns, info.st_size))
             if len(stamp) > _FILES:
-                raise TpunbError(f"{cut(name)!r} has over {_FILES:,} files", hint="name one run of list_runs")
+                raise TpunbError(f"{cut(name)!r} has over {plural(_FILES, 'file')}", hint="name one run of list_runs")
         return path, tuple(stamp)
 
     def _code(self, source: str, run: str) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from tpunb.errors import NoSteps
 from tpunb.frames import Phases, Profile
 from tpunb.io.run_storage import is_written
 from tpunb.schema import ACCOUNTS
-from tpunb.text import cut, duration, format_error, percent, plain, short_time
+from tpunb.text import cut, duration, format_error, percent, plain, plural, short_time
 
 FORMAT = 1
 """Version of the JSON; its schema is ``docs/report.schema.json``."""
@@ -289,7 +289,9 @@ class _Writer:
             if (others := others_used(self.goodput)) is not None:
                 yield _missing(f"times without other load: {others}", "run again on an idle machine")
         if unseen := self.phases.frame.filter(pl.col("full") == 0, pl.col("phase") >= 0).height:
-            yield _missing(f"operations of {unseen} of {self.phases.frame.height} phases", "more windows: --window 10")
+            yield _missing(
+                f"operations of {unseen} of {plural(self.phases.frame.height, 'phase')}", "more windows: --window 10"
+            )
         if steps.devices.is_empty():
             yield _missing("time of devices, apart from the host's", "a device that the profiler traces")
 
@@ -378,7 +380,7 @@ def _rounded(share: float) -> float:
 def _lines(content: Mapping[str, Any], *, bold: str, item: str) -> Iterator[str]:
     """Yield the lines of a report; names of the program were made plain before."""
     run = content["run"]
-    facts = [f"{run['steps']:,} steps, {run['traced']:,} traced in full"]
+    facts = [f"{plural(run['steps'], 'step')}, {run['traced']:,} traced in full"]
     facts += [str(run[name]) for name in ("program", "device", "data") if name in run]
     yield bold.format(f"{run['name'] or 'Run'}: {content['verdict']['sentence']}")
     yield ""
@@ -395,7 +397,7 @@ def _lines(content: Mapping[str, Any], *, bold: str, item: str) -> Iterator[str]
         yield from ("", bold.format("Phases"))
         for each in content["phases"]:
             waits = [f"{name} {percent(each[name]['share'])} of it" for name in ("input", "idle") if name in each]
-            steps = f"{each['steps']:,} steps of {_text(each['step'])}"
+            steps = f"{plural(each['steps'], 'step')} of {_text(each['step'])}"
             yield item.format(f"{_figure(each['time'])} {each['name']}: {steps}" + "".join(f", {w}" for w in waits))
     if content["actions"]:
         yield from ("", bold.format("What to do"))

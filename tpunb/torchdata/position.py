@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-from tpunb.text import format_error, plain
+from tpunb.text import format_error, plain, plural
 from tpunb.torchdata.loader import is_iterable
 
 AHEAD = 2
@@ -121,7 +121,7 @@ class LoaderPass(Iterator[Any]):
     def write(self, taken: int) -> tuple[str, dict[str, Any]]:
         """Return why the position after `taken` batches cannot be restored, or "", and its JSON values."""
         ahead, is_local, now = self.drawn - taken, not self.loader.num_workers, self._captured()
-        reason = self.reason or ("" if 0 <= ahead <= self._ahead else f"{ahead} batches were drawn in advance")
+        reason = self.reason or ("" if 0 <= ahead <= self._ahead else f"{plural(ahead, 'batch')} drawn in advance")
         counts = self._begun["counts"]
         changed = {name for name, value in now["counts"].items() if counts.get(name, value) != value}
 
