@@ -82,7 +82,8 @@ class Slowdown:
         """The answer and its reason in one line."""
         limit, compared = percent(self.limit, None), f"{self.steps[0]:,} and {plural(self.steps[1], 'step')}"
         if self.ratio is None or self.low is None or self.high is None or self.mean_low is None:
-            return f"Unknown: only {percent(self.covered)} of step time is in phases with {plural(_FEWEST, 'step')} in both runs."
+            fewest = plural(_FEWEST, "step")
+            return f"Unknown: only {percent(self.covered)} of step time is in phases with {fewest} in both runs."
         low, high = (_signed(end) for end in (self.low, self.high))
         change = f"step time {_signed(self.ratio)} % [{low}, {high}], {compared}"
         if self.slower is False:
