@@ -226,7 +226,7 @@ class Loop(Iterator[T], Generic[T]):
         """Write everything that the next step depends on; return its metadata."""
         metadata, unsaved = write_parts(folder, self.state)
         unpositioned, place = self.data.write(folder, ended=self._is_past)
-        lacking = torch_state.missing(self.state.values(), _block.optimizers)
+        lacking = torch_state.missing(torch_parts(self.state), _block.optimizers)
         reason = unpositioned or unsaved or lacking or (_UNCHANGED if self._is_unchanged else "")
         generator = seeds.keras_generator()
         snapshot.write_arrays(folder, {RANDOM: [] if generator is None else to_numpy([generator.state])})
