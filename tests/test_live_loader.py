@@ -31,7 +31,8 @@ from tpunb.tuning.online import tuned
 
 torch = lazy("torch")
 
-pytestmark = pytest.mark.live
+# the threads in which multiprocessing feeds a queue end with those that read it, in any order
+pytestmark = [pytest.mark.live, pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")]
 
 WORKERS = "loader workers"
 

@@ -134,6 +134,7 @@ def test_a_framework_in_the_midst_of_its_import_is_not_in_use_yet(monkeypatch):
 @pytest.mark.live
 def test_framework_used_later_is_waited_for(monkeypatch):
     tf.ones(3)
+    monkeypatch.setitem(sys.modules, "torch", None)  # another test may have used it
     frameworks = iter([(), (), ("tensorflow",)])
     monkeypatch.setattr(local, "in_use", lambda: next(frameworks, ("tensorflow",)))
     source = Local()
@@ -141,6 +142,7 @@ def test_framework_used_later_is_waited_for(monkeypatch):
 
 
 def test_where_none_comes_waiting_ends_with_the_capture(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # another test may have used it
     monkeypatch.setattr(local, "in_use", lambda: ())
     source, messages = Local(), []
 
