@@ -18,18 +18,15 @@ Worker processes import this module: it imports little.
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import grain
 import numpy as np
-
-NEAR, SLOWER = 0.95, 1.03
-"""Time of the grid's best by ours that counts as near it; time of ours by the program's that counts as slower."""
+from beside_grid import in_turns, ratio, summary
 
 ROWS, BATCH = 4_096, 8
 
@@ -182,15 +179,6 @@ def timed(data: Any, step: Any) -> float:
     return seconds(data, step, burst=GrainPipeline(data).in_flight({}))
 
 
-def in_turns(data: Mapping[str, Any], step: Any, turns: int) -> dict[str, list[float]]:
-    """Return the seconds of a batch for each dataset, one figure a turn; in each, they run in random order."""
-    taken: dict[str, list[float]] = {name: [] for name in data}
-    for _ in range(turns):
-        for name in random.sample(list(data), len(data)):
-            taken[name].append(timed(data[name], step))
-    return taken
-
-
 def measured(name: str, *, turns: int, budget: Any, most: int | None) -> dict[str, float]:
     """Return the figures of a pipeline; print what was found."""
     from absl import flags
@@ -209,15 +197,15 @@ def measured(name: str, *, turns: int, budget: Any, most: int | None) -> dict[st
     grid = [pipeline.build(point) for point in made]
     costs = [timed(dataset, recipe.step) for dataset in grid]
     first = sorted(range(len(grid)), key=costs.__getitem__)[:3]
-    again = in_turns({str(at): grid[at] for at in first}, recipe.step, 3)
+    again = in_turns({str(at): grid[at] for at in first}, lambda each: timed(each, recipe.step), 3)
     best = min(first, key=lambda at: statistics.median(again[str(at)]))
     data = {"program": recipe.data(), "grid": grid[best], "ours": tuning.apply(recipe.data())}
-    taken = in_turns(data, recipe.step, turns)
+    taken = in_turns(data, lambda each: timed(each, recipe.step), turns)
     milliseconds = ", ".join(f"{which} {statistics.median(each) * 1e3:.2f} ms" for which, each in taken.items())
     same = _values(data["ours"]) == _values(grid[best])
     figures = {
-        "of_best": 1.0 if same else statistics.median(a / b for a, b in zip(taken["grid"], taken["ours"], strict=True)),
-        "vs_program": statistics.median(a / b for a, b in zip(taken["program"], taken["ours"], strict=True)),
+        "of_best": 1.0 if same else ratio(taken, "grid"),
+        "vs_program": ratio(taken, "program"),
         "changed": changed(recipe.data(), data["ours"], BATCHES),
         "search_s": tuning.seconds,
     }
@@ -239,12 +227,4 @@ def figures(
 ) -> dict[str, Any]:
     """Return the figures of some pipelines, beside a grid of at most so many points."""
     found = {name: measured(name, turns=turns, budget=budget, most=most) for name in names}
-    return {
-        "of": len(found),
-        "near_best": sum(each["of_best"] >= NEAR for each in found.values()),
-        "slower": sum(each["vs_program"] < 1 / SLOWER for each in found.values()),
-        "changed": sum(int(each["changed"]) for each in found.values()),
-        "search_s": round(sum(each["search_s"] for each in found.values()), 1),
-        "vs_program": {name: round(each["vs_program"], 2) for name, each in found.items()},
-        "of_best": {name: round(each["of_best"], 3) for name, each in found.items()},
-    }
+    return summary(found)

@@ -20,20 +20,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from beside_grid import in_turns, ratio, summary
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
-
-NEAR, SLOWER = 0.95, 1.03
-"""Time of the grid's best by ours that counts as near it; time of ours by the program's that counts as slower."""
 
 WORKERS, AHEAD = (0, 1, 2, 4, 8, 16), (2, 4)
 """Points of the grid."""
@@ -135,15 +132,6 @@ def changed(one: DataLoader[Any], other: DataLoader[Any]) -> int:
     return sum(not torch.equal(first, second) for first, second in pairs)
 
 
-def in_turns(data: Mapping[str, Any], step: Any, turns: int) -> dict[str, list[float]]:
-    """Return the seconds of a batch for each loader, one figure a turn; in each, they run in random order."""
-    taken: dict[str, list[float]] = {name: [] for name in data}
-    for _ in range(turns):
-        for name in random.sample(list(data), len(data)):
-            taken[name].append(seconds(data[name], step))
-    return taken
-
-
 def measured(name: str, *, turns: int, budget: float | None, points: Iterable[tuple[int, int]]) -> dict[str, float]:
     """Return the figures of a loader; print what was found."""
     import tpunb as tp
@@ -156,14 +144,16 @@ def measured(name: str, *, turns: int, budget: float | None, points: Iterable[tu
     grid = {point: changed_to(recipe.data(), *point) for point in points}
     costs = {point: seconds(data, recipe.step, least=0.5) for point, data in grid.items()}
     first = sorted(costs, key=costs.__getitem__)[:3]
-    again = in_turns({str(point): grid[point] for point in first}, recipe.step, max(turns // 2, 1))
+    again = in_turns(
+        {str(point): grid[point] for point in first}, lambda each: seconds(each, recipe.step), max(turns // 2, 1)
+    )
     best = min(first, key=lambda point: statistics.median(again[str(point)]))
     data = {"program": recipe.data(), "grid": grid[best], "ours": tuning.apply(recipe.data())}
-    taken = in_turns(data, recipe.step, turns)
+    taken = in_turns(data, lambda each: seconds(each, recipe.step), turns)
     milliseconds = ", ".join(f"{which} {statistics.median(each) * 1e3:.2f} ms" for which, each in taken.items())
     figures = {
-        "of_best": statistics.median(a / b for a, b in zip(taken["grid"], taken["ours"], strict=True)),
-        "vs_program": statistics.median(a / b for a, b in zip(taken["program"], taken["ours"], strict=True)),
+        "of_best": ratio(taken, "grid"),
+        "vs_program": ratio(taken, "program"),
         "changed": changed(recipe.data(), tuning.apply(recipe.data())),
         "search_s": tuning.seconds,
     }
@@ -185,15 +175,7 @@ def figures(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there are more workers than cores
         found = {name: measured(name, turns=turns, budget=budget, points=points) for name in names}
-    return {
-        "of": len(found),
-        "near_best": sum(each["of_best"] >= NEAR for each in found.values()),
-        "slower": sum(each["vs_program"] < 1 / SLOWER for each in found.values()),
-        "changed": sum(int(each["changed"]) for each in found.values()),
-        "search_s": round(sum(each["search_s"] for each in found.values()), 1),
-        "vs_program": {name: round(each["vs_program"], 2) for name, each in found.items()},
-        "of_best": {name: round(each["of_best"], 3) for name, each in found.items()},
-    }
+    return summary(found)
 
 
 def quick() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Measure what a report names, how large it is, and whether slower runs are told from equal ones.
+"""Measure what a report names, its size, and whether it distinguishes slower runs from equal ones.
 
 ``python benchmarks/report.py [--quick] [--programs NAME,...] [--pairs N]``: programs of `programs.wastes`, each in a
 process of its own, with a fault or healthy; the sizes of the reports on the samples and on these runs; and pairs of

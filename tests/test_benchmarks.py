@@ -339,7 +339,7 @@ def test_the_quick_benchmark_of_trainers_ends_in_its_figures_and_omissions():
     assert "left out: torch_workers, keras_jax, " in said
 
 
-# -- what reports name, and whether slower runs are told from equal ones -----------------------------------------------
+# -- what reports name, and how slower runs are distinguished from equal ones ------------------------------------------
 
 
 @pytest.mark.slow
