@@ -12,11 +12,27 @@ from tpunb.profiler.stall_sampler import ProcessLoad
 SECOND = 1_000_000_000
 
 
-class FakeProcess:
-    """A process that uses three of the machine's four processors."""
+class FakeWorker:
+    """A child process that uses half a processor, unless it has ended."""
+
+    def __init__(self, pid, *, ended=False):
+        self.pid, self.ended = pid, ended
 
     def cpu_percent(self):
-        return 300.0
+        if self.ended:
+            raise psutil.NoSuchProcess(self.pid)
+        return 50.0
+
+
+class FakeProcess:
+    """A process that uses two and a half of the machine's four processors, and one worker's."""
+
+    def cpu_percent(self):
+        return 250.0
+
+    def children(self, *, recursive):
+        assert recursive
+        return [FakeWorker(7), FakeWorker(8, ended=True)]
 
     def memory_info(self):
         return SimpleNamespace(rss=5_000)

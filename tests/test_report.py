@@ -1,8 +1,10 @@
 """The report on a run: its JSON by the schema, its size, its evidence, and its agreement with the summary."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 import pytest
 from optional_schema import errors
 from run_parts import begun, finished, tables
@@ -153,3 +155,18 @@ def test_a_run_that_is_being_written_is_reported_so_far(tmp_path):
 def test_wrong_arguments():
     with pytest.raises(TypeError, match="The run parameter of report must be the path of a run"):
         tp.report(3)
+
+
+def test_the_phases_of_several_hosts_share_the_time_of_one():
+    hosts = [toy_steps("aaabbb", host=name) for name in ("a", "b")]
+    both = replace(hosts[0], frame=pl.concat(each.frame for each in hosts), ops=pl.concat(each.ops for each in hosts))
+    content = tp.report(tp.phases(both, lambda steps: [0, 0, 0, 1, 1, 1])).content
+    assert content["run"]["hosts"] == 2
+    assert sum(each["time"]["share"] for each in content["phases"]) == pytest.approx(1.0, abs=1e-3)
+    assert all(each["saves"] is None or each["saves"]["share"] <= 1 for each in content["actions"])
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_verdict_is_healthy_where_its_sentence_says_so(name):
+    judged = tp.analysis.verdict(phases_of(name))
+    assert judged is None or judged.healthy == judged.sentence.startswith("Healthy")

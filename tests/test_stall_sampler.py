@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import contextmanager
 from traceback import walk_stack
+from types import SimpleNamespace
 
 import pytest
 from capture_loops import until
@@ -517,6 +518,29 @@ def test_an_import_is_named(tmp_path, program, monkeypatch, own_name):
     with running(lambda _: program.imports(), opened) as thread:
         expected = "program.py:24 in imports ← import slow_module"
         assert place(thread, None, expected) == expected
+
+
+def test_imports_within_a_call_are_named_and_not_those_around_the_program(tmp_path, monkeypatch, own_name):
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "lazy.py").write_text("import sys\ndef call():\n    import lazy_part\n")
+    (installed / "lazy_part.py").write_text(f"import sys\nsys.modules['{own_name}'].look()\n")
+    (tmp_path / "program.py").write_text(f"import sys, lazy\nsys.modules['{own_name}'].look()\nlazy.call()\n")
+    for folder in (installed, tmp_path):
+        monkeypatch.syspath_prepend(str(folder))
+    sampler, places = StallSampler(Training()), []
+
+    def look():
+        frame = sys._getframe(1)
+        sampler._sample(0, frame, stall_sampler._innermost(stall_sampler._outwards(frame))[0])
+        places.append(sampler._samples[-1][1])
+
+    monkeypatch.setitem(sys.modules, own_name, SimpleNamespace(look=look))
+    for name in ("program", "lazy", "lazy_part"):
+        monkeypatch.setitem(sys.modules, name, None)  # which is undone, whatever is imported meanwhile
+        monkeypatch.delitem(sys.modules, name)
+    importlib.import_module("program")
+    assert [place.partition(" ← ")[2] for place in places] == ["….look", "lazy.call (imports)"]
 
 
 def test_a_function_that_autograph_converted_is_named_by_its_own_line(tmp_path):

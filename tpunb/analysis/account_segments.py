@@ -30,6 +30,7 @@ _SLOWED = 5  # steps beside the profiler that show how much it slows them down
 _GENERATOR = "a generator of the program"
 INSIDE_STEPS = "inside steps"
 OTHERS = "other programs"  # a reason of step time deviation
+_LOADED_PS = 5 * 10**12  # after the begin of a second of load, at most, of which there may be no record
 _HARDLY = 0.1  # share of samples
 BUSY = 0.25  # share of the processors that other programs use on a busy machine
 IDLE = "device idle"
@@ -427,7 +428,7 @@ def _slow_steps(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
     places = run.samples.group_by(detail="place").agg(of_code=pl.col("code").mean() > 0.5).drop_nulls()
     load = run.load.select("start_ps", others=pl.col("machine_cpu") - pl.col("cpu") > BUSY).sort("start_ps")
     pieces = pieces.join(places, on="detail", how="left", maintain_order="left").sort("start_ps")
-    pieces = pieces.join_asof(load, on="start_ps", check_sortedness=False)
+    pieces = pieces.join_asof(load, on="start_ps", tolerance=_LOADED_PS, check_sortedness=False)
     of_code = deviation & pl.col("of_code").fill_null(value=False)
     others = deviation & pl.col("others").fill_null(value=False) & pl.col("detail").ne_missing(_GC)
     return pieces.with_columns(

@@ -51,6 +51,10 @@ _FEWEST_LOADS, _STEADY, _GROWN = 3, 0.75, 0.2  # seconds of load; share of them 
 _SURE_LOADS = 8  # seconds from which on it may shrink in some
 _IMPORTS = r" ← import | \(imports\)$"
 _WAITS = r" ← .*\.(get|put|join|wait|result|acquire|recv|communicate|poll)$"  # for another thread or process
+_TEXTS = {  # metrics of the run that are no figures
+    *("callback", "retraced", "reason", "changed", "models", "data", "saves", "waits", "evaluates", "eager", "debug"),
+    "framework",
+}
 _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
 _MANY_OPS, _SMALL_PS, _SMALL_SHARE = 1000, 10e6, 0.8  # of PyTorch on a CPU in a step: 3 us each in loops over examples
 _SLOWER = 1.25  # step time of a stalled phase by that of its twin
@@ -354,10 +358,21 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     }
     if failure_every_h is not None and saves:
         row["save_best_ps"] = math.sqrt(2 * taken["saving"] / saves * failure_every_h * 3.6e15)
-    texts = ("callback", "retraced", "reason", "changed", "models", "data", "saves", "eager", "debug", "framework")
-    return pl.DataFrame(
-        [row], schema={name: pl.String() if name in (*texts, "waits", "evaluates") else pl.Float64() for name in row}
-    )
+    texts = [
+        "callback",
+        "retraced",
+        "reason",
+        "changed",
+        "models",
+        "data",
+        "saves",
+        "eager",
+        "debug",
+        "framework",
+        "waits",
+        "evaluates",
+    ]
+    return pl.DataFrame([row], schema={name: pl.String() if name in texts else pl.Float64() for name in row})
 
 
 def _waits(places: pl.DataFrame) -> str | None:
@@ -381,14 +396,18 @@ def _restarting_ps(steps: Steps) -> int:
     later = later.filter(pl.int_range(pl.len()).over("host") > 0)
     waits = steps.frame.select("host", end_ps=pl.col("start_ps") + pl.col("dur_ps"), wait_ps="input_ps").drop_nulls()
     usual = waits.group_by("host").agg(pl.col("wait_ps").median().alias("usual_ps"))
-    first = later.join_asof(
-        waits.sort("end_ps"),
-        left_on="start_ps",
-        right_on="end_ps",
-        by="host",
-        strategy="forward",
-        check_sortedness=False,
-    ).join(usual, on="host")
+    first = (
+        later.join_asof(
+            waits.sort("end_ps"),
+            left_on="start_ps",
+            right_on="end_ps",
+            by="host",
+            strategy="forward",
+            check_sortedness=False,
+        )
+        .unique(["host", "end_ps"])
+        .join(usual, on="host")
+    )
     return int(first.select((pl.col("wait_ps") - pl.col("usual_ps")).clip(0).sum()).item() + later["dur_ps"].sum())
 
 

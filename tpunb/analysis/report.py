@@ -142,7 +142,8 @@ class _Writer:
         self.phases, wall = grouped, grouped.steps.wall
         self.goodput: Goodput | None = None if wall is None or wall.span_ps <= 0 else goodput(grouped)
         self.base = "step time" if self.goodput is None else "run time"
-        self.whole_ps = int(grouped.frame["dur_ps"].sum()) if self.goodput is None else self.goodput.wall_ps
+        step_ps = round(int(grouped.frame["dur_ps"].sum()) / self._hosts)
+        self.whole_ps = step_ps if self.goodput is None else self.goodput.wall_ps
 
     @property
     def report(self) -> Report:
@@ -171,7 +172,7 @@ class _Writer:
         return {
             "name": plain(cut(steps.name or "", _TEXT)),
             **{name: plain(cut(str(fact), _TEXT)) for name, fact in facts.items() if fact},
-            "hosts": max(steps.frame["host"].n_unique(), 1),
+            "hosts": self._hosts,
             "steps": len(steps),
             "traced": len(steps.full()),
         }
@@ -267,7 +268,9 @@ class _Writer:
     @property
     def _actions(self) -> Iterator[dict[str, Any]]:
         saves = pl.col("saves_ps") >= _LEAST_SHARE * self.whole_ps
-        worth = self._advice.filter(saves | (pl.col("saves_ps").is_null() & (pl.col("rule") != "unseen")))
+        hosts = pl.when(pl.col("phase").is_null()).then(1).otherwise(self._hosts)  # of a phase it is a sum over them
+        advice = self._advice.with_columns(pl.col("saves_ps") / hosts)
+        worth = advice.filter(saves | (pl.col("saves_ps").is_null() & (pl.col("rule") != "unseen")))
         for row in worth.head(_ACTIONS).iter_rows(named=True):
             yield {
                 "rule": row["rule"],
@@ -290,7 +293,7 @@ class _Writer:
                 yield _missing(f"times without other load: {others}", "run again on an idle machine")
         if unseen := self.phases.frame.filter(pl.col("full") == 0, pl.col("phase") >= 0).height:
             yield _missing(
-                f"operations of {unseen} of {plural(self.phases.frame.height, 'phase')}", "more windows: --window 10"
+                f"operations of {unseen} of {plural(len(self.phases), 'phase')}", "more windows: --window 10"
             )
         if steps.devices.is_empty():
             yield _missing("time of devices, apart from the host's", "a device that the profiler traces")
@@ -419,6 +422,6 @@ def _text(figure: Mapping[str, Any]) -> str:
 
 
 def _figure(figure: Mapping[str, Any]) -> str:
-    low, high = figure.get("low"), figure.get("high")
-    interval = "" if low is None else f" [{low:.3g}, {high:.3g}]"
+    ends = [_text({"value": figure[end]}) for end in _ENDS if end in figure]
+    interval = f" [{', '.join(ends)}]" if ends else ""
     return f"{_text(figure)}{interval} ({percent(figure['share'])} of {figure['base']})"

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tpunb import schema
 from tpunb.analysis import batch_means
 from tpunb.analysis.account_segments import BUSY
 from tpunb.analysis.compare import Comparison
-from tpunb.analysis.goodput import goodput
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
 from tpunb.frames.op_matrix import Floats
@@ -227,8 +225,13 @@ def _change(a: tuple[float, Floats], b: tuple[float, Floats], limit: float = 0.0
 
 def _is_busy(run: Phases) -> bool:
     """Return whether other programs filled the processors."""
-    load = pl.DataFrame(schema=schema.LOAD) if run.steps.wall is None else goodput(run).load
-    used = load.select(others=pl.col("machine_cpu") - pl.col("cpu"), machine="machine_cpu").drop_nulls().mean()
+    if run.steps.wall is None:
+        return False
+    used = (
+        run.steps.wall.load.select(others=pl.col("machine_cpu") - pl.col("cpu"), machine="machine_cpu")
+        .drop_nulls()
+        .mean()
+    )
     others, machine = used.row(0)
     return others is not None and others > BUSY and machine > _FULL
 

@@ -112,7 +112,8 @@ def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
         other = ACCOUNTS.get(of[best["rule"]] or "")
         about = f"In {phases.names.get(best['phase'], 'the run')}" if other is None else other.subject
         do = f"{about}: {action}, {saves}"
-    return Verdict(f"{first}. {do}.", account, action, best["saves_ps"])
+    healthy = account is None and eager.is_empty()
+    return Verdict(f"{first}. {do}.", account, action, best["saves_ps"], healthy)
 
 
 def _healthy(run: Goodput) -> str:
@@ -123,9 +124,9 @@ def _healthy(run: Goodput) -> str:
 def _headline(run: Goodput, advised: set[str | None], *, imports: bool) -> tuple[str | None, str | None, str]:
     """Return the account that took most, if a tenth, its cause, and both in words; what imports take comes last."""
     ours = pl.col("account").is_in(["productive", "profiler"])  # nothing that the program wastes
-    least = pl.when(account="evaluation").then(_LEAST_EVALUATION).otherwise(_LEAST_SHARE)
-    most = totals(run).filter(~ours, (pl.col("share") >= least) | pl.col("account").is_in(advised - {None}))
-    most = most.filter(pl.col("share") >= _LEAST_SHARE)
+    of_evaluation = _LEAST_SHARE if "evaluation" in advised else _LEAST_EVALUATION
+    least = pl.when(account="evaluation").then(of_evaluation).otherwise(_LEAST_SHARE)
+    most = totals(run).filter(~ours, pl.col("share") >= least)
     once = [name for name in most["account"] if name not in advised and _is_once(run, name)]
     most = most.filter(~pl.col("account").is_in(once))
     if imports and most.height > 1:  # they are needed, and paid once

@@ -253,6 +253,7 @@ def refuse_if_running(folder: str, run_json: bytes) -> None:
 
 LOCK = ".lock"
 
+_MOMENT_S = 0.02
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 """Errors of file systems without locks."""
 
@@ -275,7 +276,7 @@ class FolderLock:
             import fcntl
         except ImportError:  # Windows
             return None
-        path = folder / LOCK
+        path, tries = folder / LOCK, 2
         while True:
             file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+")
             try:
@@ -283,6 +284,10 @@ class FolderLock:
                 if _is_at(file, path):
                     break
             except BlockingIOError:
+                if (tries := tries - 1) > 0:  # `is_written` may hold it for a moment
+                    file.close()
+                    time.sleep(_MOMENT_S)
+                    continue
                 holder = file.read(200).decode("utf-8", "replace") or "another process"
                 file.close()
                 raise CaptureBusy(

@@ -22,10 +22,11 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from inspect import CO_GENERATOR
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
@@ -50,22 +51,8 @@ _STANDARD_FOLDERS = tuple(f"{folder}{os.sep}" for folder in _STANDARD)
 _LIBRARIES = (*_STANDARD_FOLDERS, f"{Path(__file__).parents[1]}{os.sep}")
 _HOSTS = {*sys.stdlib_module_names, "numpy", "scipy", "pandas", "polars", "PIL", "cv2", "sklearn", "skimage"}
 _OF_DATA = {  # modules of the standard library that call libraries back, but not to compute
-    *(
-        "base64",
-        "copy",
-        "csv",
-        "gzip",
-        "hashlib",
-        "http",
-        "json",
-        "logging",
-        "pickle",
-        "pprint",
-        "socket",
-        "ssl",
-        "statistics",
-    ),
-    *("subprocess", "tarfile", "urllib", "zipfile"),
+    *("base64", "copy", "csv", "gzip", "hashlib", "http", "json", "logging", "pickle", "pprint", "socket", "ssl"),
+    *("statistics", "subprocess", "tarfile", "urllib", "zipfile"),
 }
 _IMPORTS = "<frozen importlib"
 _PRINTS = re.compile(r"[\\/]torch[\\/]_tensor_str\.py$")  # makes text of tensors
@@ -95,7 +82,7 @@ def stacks() -> dict[int, FrameType]:
         gc.disable()
         try:
             frames = sys._current_frames()
-            for frame in frames.values():
+            for frame in frames.values() if sys.version_info < (3, 12) else ():
                 deque(_outwards(frame), 0)
         finally:
             if collects:
@@ -288,7 +275,8 @@ class StallSampler:
     def _sample(self, now_ns: int, frame: FrameType, place: str | None) -> None:
         frames = [*_outwards(frame)]
         loads, evaluates = any(_prepares(each, self.loops) for each in frames), self._evaluates(frame)
-        if place and any(each.f_code.co_filename.startswith(_IMPORTS) for each in frames):
+        within = takewhile(lambda each: not _is_user_code(each.f_code.co_filename), frames)
+        if place and " ← import " not in place and any(each.f_code.co_filename.startswith(_IMPORTS) for each in within):
             place = f"{place} (imports)"  # a library, within a call
         sample = now_ns, place, loads, not evaluates and _is_code(frame, place), evaluates
         self._samples.append(sample)
@@ -508,6 +496,7 @@ class ProcessLoad:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._processors = psutil.cpu_count() or 1
+        self._children: dict[int, psutil.Process] = {}  # that the last sample saw, such as workers
         self._sampled_ns: int | None = None
         self._rows: deque[tuple[int, float, float, int]] = deque(maxlen=_ROWS)
         self.failure: Exception | None = None  # that ended the sampling
@@ -518,7 +507,7 @@ class ProcessLoad:
         if self.failure is not None or (start_ns is not None and 0 <= now_ns - start_ns < LIMITS.load_ns):
             return
         try:  # both are shares of the time since the last call in this thread: the first has no meaning
-            cpu = self._process.cpu_percent() / 100 / self._processors
+            cpu = (self._process.cpu_percent() + self._cpu_of_children()) / 100 / self._processors
             machine_cpu = psutil.cpu_percent() / 100
             rss_bytes = self._process.memory_info().rss
         except (psutil.Error, OSError, NotImplementedError) as error:  # a sandbox may hide the figures
@@ -527,6 +516,16 @@ class ProcessLoad:
         self._sampled_ns = now_ns
         if start_ns is not None and start_ns < now_ns:  # the system clock may be set back
             self._rows.append((start_ns, min(cpu, 1.0), machine_cpu, rss_bytes))
+
+    def _cpu_of_children(self) -> float:
+        """Return the percent of a processor that child processes used, of those that the last sample saw too."""
+        present = {child.pid: child for child in self._process.children(recursive=True)}
+        self._children = {pid: self._children.get(pid, child) for pid, child in present.items()}
+        percent = 0.0
+        for child in self._children.values():
+            with suppress(psutil.Error):  # it has ended
+                percent += child.cpu_percent()
+        return percent
 
     def take(self, host: str, origin_ns: int) -> pl.DataFrame:
         """Return the load since the last call as a frame of ``tpunb.schema.LOAD``."""
