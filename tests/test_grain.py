@@ -376,3 +376,10 @@ def test_batches_made_in_processes_keep_their_number():
     assert (workers.current, workers.verdict) == (2, "locked")
     assert "BatchIterDataset" in workers.reason
     assert ahead.verdict == "verify"
+
+
+def test_workers_of_several_inputs_are_left_alone():
+    options = grain.MultiprocessingOptions(num_workers=2)
+    inputs = [rows().to_iter_dataset().mp_prefetch(options) for _ in range(2)]
+    assert "several of its inputs have worker processes" in GrainPipeline(grain.IterDataset.mix(inputs)).refusal
+    assert GrainPipeline(inputs[0]).refusal is None

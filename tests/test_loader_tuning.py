@@ -21,6 +21,7 @@ from optional import lazy
 import tpunb as tp
 import tpunb.tuning.trial as trial
 from tpunb.errors import TpunbError
+from tpunb.torchdata import loader as loader_module
 from tpunb.torchdata.effects import digest, examine
 from tpunb.torchdata.loader import (
     Settings,
@@ -418,6 +419,10 @@ def test_workers_that_would_run_the_program_again_are_not_started(tmp_path, monk
     assert start_obstacle(of(Rows)(), "spawn") is None
     assert "sends the dataset" in start_obstacle(of(lambda: [lambda: 0])(), "spawn")
     assert "over 64 MB" in start_obstacle(of(lambda: np.zeros(9_000_000))(), "spawn")
+    monkeypatch.setattr(loader_module, "_MOST_SENT", 1 << 20)
+    assert "over 1 MB" in start_obstacle(of(lambda: [bytes([n]) * 2**17 for n in range(20)])(), "spawn")  # no arrays
+    program.write_text("import logging\nlogging.getLogger(__name__)\ntrain()")
+    assert "runs train.py again" in start_obstacle(of(Rows)(), "spawn")
 
 
 def test_code_to_paste():

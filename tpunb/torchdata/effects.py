@@ -126,7 +126,10 @@ def _dependence(loader: Any, reading: Reading) -> str | None:
         if reading.repeatable and other.digests == reading.digests:
             return None
     kind = type(loader.dataset)
-    draw, call = _in_child(loader, _causes, loader, reading.batches[:_FEWEST_BATCHES])
+    try:
+        draw, call = _in_child(loader, _causes, loader, reading.batches[:_FEWEST_BATCHES])
+    except TpunbError:  # too slow to be traced
+        draw = call = None
     if reading.drawn:
         place = draw or f"{kind.__name__} draws from {reading.drawn[0]}"
         return f"{place} global generator: give it a generator seeded by the index"
@@ -176,7 +179,7 @@ def _array(value: Any) -> NDArray[Any] | None:
     if torch is None or not isinstance(value, torch.Tensor):
         is_array = hasattr(value, "__array__") and hasattr(value, "dtype") and not isinstance(value, type)
         array = np.asarray(value) if is_array else None
-        return None if array is None or array.dtype == object else array
+        return None if array is None or array.dtype.hasobject else array
     dense = value.detach().to_dense() if value.layout != torch.strided else value.detach()
     flat: NDArray[Any] = dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return flat
@@ -483,6 +486,6 @@ class _Causes:
 def _is_named(code: CodeType) -> bool:
     """Return whether a function is the program's, or of a package that is neither torch nor NumPy."""
     path = code.co_filename
-    if "site-packages" in path:
+    if "site-packages" in path or "dist-packages" in path:
         return not any(f"{os.sep}{name}{os.sep}" in path for name in ("torch", "numpy"))
     return not path.startswith(("<frozen", _STDLIB, str(Path(__file__).parents[1])))

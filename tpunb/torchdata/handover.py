@@ -238,16 +238,20 @@ class Handover:
         """Make what others have not delivered with the program's settings, and all that follows."""
         self.failure = self.failure or format_error(error)
         drains = not self._single and None in self._parts
-        self._end()
         if self._single:  # the present dataset makes what was made ahead
             self._indices.pending.extendleft(index for index, _ in reversed(self._ready) if index is not None)
             self._ready.clear()
             self._stand = None
-        self._parts = deque([None] if drains else [])
         self._indices.again = deque([*self._indices.pending][_in_flight(iterator) if drains else 0 :])
+        try:
+            part = self._program(iterator)
+        except BaseException:
+            self._indices.again = deque(self._unheld(iterator))
+            raise
+        self._end()
+        self._parts = deque([None, part] if drains else [part])
         if drains:
             iterator._sampler_iter = iter(())
-        self._parts.append(self._program(iterator))
 
     def give_back(self, iterator: Any) -> bool:
         """Return whether the program's iterator makes the rest alone from now on, as if it had not been handed over."""

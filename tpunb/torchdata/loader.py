@@ -7,7 +7,6 @@ holds them as expected.
 from __future__ import annotations
 
 import copy
-import io
 import multiprocessing
 import pickle
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tpunb.errors import TpunbError, need
+from tpunb.text import format_error
 
 PREFETCH_FACTOR = 2
 """Batches that PyTorch has each worker make ahead by default."""
@@ -140,29 +140,47 @@ def start_obstacle(loader: Any, method: str) -> str | None:
     """Return why workers cannot be started by a method; None if they can."""
     if method == "fork":
         return None
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    if file is not None and "__name__" not in Path(file).read_text(encoding="utf-8", errors="replace"):
-        return f"{method} runs {Path(file).name} again, which has no line if __name__ == '__main__'"
+    if runs_main_again():
+        name = Path(sys.modules["__main__"].__file__ or "").name
+        return f"{method} runs {name} again, which has no line if __name__ == '__main__'"
     try:
-        _Counter(io.BytesIO()).dump((loader.dataset, loader.collate_fn, loader.worker_init_fn))
+        _Counter().dump((loader.dataset, loader.collate_fn, loader.worker_init_fn))
     except Exception as error:  # noqa: BLE001  whatever a class of the program raises
-        return f"{method} sends the dataset to the workers, which fails: {error}"
+        return f"{method} sends the dataset to the workers, which fails: {format_error(error)}"
     return None
 
 
-class _Counter(pickle.Pickler):
-    """Pickles to nowhere, without arrays, of which it counts the bytes; raises if they are too many."""
+def runs_main_again() -> bool:
+    """Return whether a process that imports the main module would run the program again."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    try:
+        return file is not None and "__main__" not in Path(file).read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it is within an archive
+        return False
 
-    size = 0
+
+class _Counter(pickle.Pickler):
+    """Pickles to nowhere, and counts the bytes, of arrays without reading them; raises if they are too many."""
+
+    def __init__(self) -> None:
+        super().__init__(self)  # it is its own file
+        self.size = 0
+
+    def write(self, data: Any) -> None:
+        """Count what is pickled."""
+        self._add(len(data))
 
     def persistent_id(self, value: Any) -> str | None:
         nbytes = getattr(value, "nbytes", None)
         if not isinstance(nbytes, int):
             return None
-        self.size += nbytes
+        self._add(nbytes)
+        return "array"
+
+    def _add(self, size: int) -> None:
+        self.size += size
         if self.size > _MOST_SENT:
             raise ValueError(f"it has over {_MOST_SENT >> 20} MB")
-        return "array"
 
 
 def batches_of(loader: Any) -> int | None:

@@ -111,6 +111,10 @@ class LoaderPass(Iterator[Any]):
             return "DataLoader: the speed of its workers orders the batches (set in_order=True)"
         if loader.persistent_workers and self.sources.is_random:
             return "DataLoader: its workers draw random numbers from epoch to epoch (set persistent_workers=False)"
+        if self._is_again and self._has_begin:
+            return (
+                f"{plain(type(loader).__name__)}: its workers stay from epoch to epoch (set persistent_workers=False)"
+            )
         name = plain(type(loader.dataset).__name__)
         if self.sources.is_random and self._has_begin and not (loader.num_workers or self._is_stateful):
             return f"{plain(type(loader).__name__)}: it draws random items of {name} in advance (give it workers)"

@@ -9,16 +9,15 @@ from __future__ import annotations
 import copy
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tpunb.errors import TpunbError, need, wrong_type
 from tpunb.text import plain, plural
+from tpunb.torchdata.loader import runs_main_again
 from tpunb.tuning.parameters import Kind, Parameter, Value, changes
 
 _ONE_TO_ONE = {"PrefetchIterDataset", "MapIterDataset"}  # and independent of the index, which differs in a slice
@@ -44,7 +43,6 @@ class GrainPipeline:
     A MapDataset is read as ``to_iter_dataset()`` reads it.
     """
 
-    refusal: str | None = None
     unsafe: tuple[str, ...] = ()
 
     def __init__(self, dataset: Any) -> None:
@@ -58,6 +56,12 @@ class GrainPipeline:
             self._root = dataset._dataset
         else:
             self._root = dataset.to_iter_dataset() if isinstance(dataset, grain.MapDataset) else dataset
+
+    @cached_property
+    def refusal(self) -> str | None:
+        """Why no value is tried; None if some may be."""
+        several = sum(_workers(node) is not None for node in _nodes(self._root)) > 1
+        return "several of its inputs have worker processes: call mp_prefetch once, at the end" if several else None
 
     def __repr__(self) -> str:
         adjustable = sum(parameter.verdict != "locked" for parameter in self.parameters)
@@ -190,7 +194,7 @@ class GrainPipeline:
         reason = ""
         if other := next(iter(others or (name for name in map(_class, inside) if "Filter" in name)), None):
             reason = f"each process reads a slice, of which {plain(other)} would make different elements"
-        elif _runs_again():
+        elif runs_main_again():
             reason = "each process would run the program again: put it under if __name__ == '__main__'"
         elif self._is_loader and current:
             reason = "the state of the loader is that of its number of processes"
@@ -277,15 +281,6 @@ def _stage_name(node: Any, read: str, below: list[Meter]) -> str:
     label = "" if function is None else getattr(function, "__name__", type(function).__name__)
     branch = read.rpartition("/")[0]
     return f"{branch}/" * bool(branch) + f"{kind}:{number}" + f"({plain(label)})" * label.isidentifier()
-
-
-def _runs_again() -> bool:
-    """Return whether a worker process, which imports the main module, would run the program of this one again."""
-    path = getattr(sys.modules.get("__main__"), "__file__", None)
-    try:
-        return path is not None and "__main__" not in Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
 
 
 def _check_flags() -> None:

@@ -253,7 +253,7 @@ class LiveTuning:
     def tuning(self) -> Tuning:
         """The result so far."""
         trials, spent = tuple(self.trials), time.perf_counter() - self._started
-        speedup = Tuning(trials).speedups[self._champion.number]
+        speedup = Tuning(trials).speedups[self._champion.number] if self.best else None
         code = self._feed.as_code(self.best) if self.best else ""
         messages = [*self.messages]
         if self.best and speedup is not None:

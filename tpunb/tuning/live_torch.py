@@ -280,7 +280,7 @@ class _Watched:
     def _asked(self, iterator: Any) -> None:
         """Let the tuning go on before the next batch of an iterator."""
         last = self._last()
-        if self._failed:
+        if self._failed or threading.get_ident() != self._thread:
             return
         if iterator in self._begun:
             feed, loader = self._begun.pop(iterator)
@@ -289,7 +289,7 @@ class _Watched:
             handover = None if feed.refusal else Handover(iterator, loader, self._draw, before)
             self._running[iterator] = feed, handover
             feed.begin(iterator, handover)
-        elif iterator not in self._running or threading.get_ident() != self._thread:
+        elif iterator not in self._running:
             return
         feed, handover = self._running[iterator]
         if feed.serves(iterator):

@@ -138,7 +138,8 @@ class Online:
 
         The batch `follows` one of the same epoch.
         """
-        current = self._loaders.setdefault(feed, Tunable(feed, StepTimer()))
+        if (current := self._loaders.get(feed)) is None:
+            current = self._loaders[feed] = Tunable(feed, StepTimer())
         current.timer.record(feed.steps, within_epoch=True, follows=follows)
         if feed.failure and not current.failed:
             current.done = current.failed = True

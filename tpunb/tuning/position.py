@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,12 +45,19 @@ class BatchSource:
 
     def execute(self, training: Training) -> Any:
         """Run one execution of a training; return its outputs."""
+        return self._asked(training.execute)
+
+    def draw(self) -> Any:
+        """Return the next batch."""
+        return self._asked(next)
+
+    def _asked(self, ask: Callable[[Iterator[Any]], Any]) -> Any:
         try:
-            return training.execute(self.iterator)
+            return ask(self.iterator)
         except StopIteration:
             self.iterator = iter(self.dataset)
         try:
-            return training.execute(self.iterator)
+            return ask(self.iterator)
         except StopIteration:
             raise _no_batch() from None
 

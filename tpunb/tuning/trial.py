@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import chain, islice, repeat
+from itertools import chain, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
@@ -169,8 +169,8 @@ class TrialRunner:
         for each in (values, {}):
             self.training.restore(self._state)
             with closing(self.position.source(each)) as source:
-                drawn: Iterator[Any] = chain.from_iterable(repeat(source.iterator))
-                digests.append([digest_of(batch) for batch in islice(drawn, batches)])
+                source.batches_digest()  # none is needed
+                digests.append([digest_of(source.draw()) for _ in range(batches)])
         pairs = enumerate(zip(*digests, strict=True), 1)
         return next((number for number, (tuned, program) in pairs if tuned != program), None)
 

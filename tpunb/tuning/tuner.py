@@ -203,7 +203,13 @@ class Tuner:
         seconds = tournament.trials[0].seconds or math.inf
         batches = max(round(_PROOF * self._budget.seconds / seconds), _FEWEST_COMPARED)
         batches = min(batches, epoch + 1) if epoch else batches  # the first of the next epoch shows its order
-        if (different := runner.first_difference(winner.values, batches)) is None:
+        try:
+            different = runner.first_difference(winner.values, batches)
+        except Exception as error:  # noqa: BLE001  whatever it is, the values do not suit this program
+            tournament.trials[winner.number] = replace(winner, verdict="failed", error=format_error(error))
+            tournament.winner = tournament.trials[0]
+            return True
+        if different is None:
             self.report("compared", batches=batches, epoch=f"{epoch:,}" if epoch else "an unknown number")
             return True
         self.report("different batches", batches=different, values=dict(winner.values))
