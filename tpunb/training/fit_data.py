@@ -132,7 +132,7 @@ class FitData:
         begun, late = turns(graph, dataset.options()), late_shuffles(graph)
         self._needs_ends = needs_ends(graph, dataset.options())
         outer = [begun.get(node.name, 0) for node in rewrite.shuffles(graph) if node.name not in late]
-        self._turns = 0 if 0 in outer else max(outer, default=0)
+        self._turns = max(outer, default=0) if all(number > 0 for number in outer) else 0
         dataset = rewrite.seed_shuffles(dataset, graph, self._seeds)
         if self.start is not None:
             dataset = rewrite.without_locks(dataset, graph)

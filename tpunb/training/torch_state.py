@@ -67,7 +67,7 @@ def read_part(path: Path, part: Any) -> None:
 
 def write_values(path: Path, value: Any) -> str:
     """Write a tree of tensors, numbers and text, and the gradients of its tensors; return as `write_part`."""
-    return write(path, {"value": value, "gradients": [each.grad for each in tensors(value)]})
+    return write(path, {"value": value, "gradients": [each.grad if each.is_leaf else None for each in tensors(value)]})
 
 
 def read_values(path: Path, value: Any) -> Any:
@@ -149,7 +149,8 @@ def restore_beside(module: Any, saved: Mapping[str, Any]) -> None:
     """Restore what a module's ``state_dict`` lacks."""
     for name, value in saved["buffers"].items():
         owner, _, leaf = name.rpartition(".")
-        _merged(module.get_submodule(owner)._buffers[leaf], value)
+        buffers = module.get_submodule(owner)._buffers
+        buffers[leaf] = _merged(buffers.get(leaf), value)
     for name, each in module.named_parameters():
         each.requires_grad_(saved["trainable"].get(name, each.requires_grad))
         gradient = saved["gradients"].get(name)
@@ -159,7 +160,8 @@ def restore_beside(module: Any, saved: Mapping[str, Any]) -> None:
         if name in saved["metrics"]:
             values, each._update_count = saved["metrics"][name]
             for attribute, value in values.items():
-                setattr(each, attribute, value)
+                is_one = is_tensor(value)
+                setattr(each, attribute, value.to(each.device) if is_one else [part.to(each.device) for part in value])
 
 
 def _merged(present: Any, saved: Any) -> Any:
@@ -180,6 +182,10 @@ def _merged(present: Any, saved: Any) -> Any:
     if type(present) is type(saved) is list:
         present[:] = [_merged(*each) for each in zip([*present, *[None] * len(saved)], saved, strict=False)]
         return present
+    if type(present) is type(saved) is tuple and len(present) == len(saved):
+        return tuple(_merged(*each) for each in zip(present, saved, strict=True))
+    if is_tensor(present) and is_tensor(saved):
+        return saved.to(present.device)
     return saved
 
 

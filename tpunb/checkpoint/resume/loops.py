@@ -20,10 +20,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tpunb.checkpoint.resume.block import Block
 from tpunb.checkpoint.resume.custom_loops import array_trees, nnx_arrays, read_parts, torch_parts, write_parts
 from tpunb.checkpoint.resume.loop_data import LoopData, loop_data
-from tpunb.checkpoint.resume.policy import Saving
-from tpunb.errors import TpunbError, wrong_type
+from tpunb.errors import wrong_type
 from tpunb.signals import spending
 from tpunb.text import format_error, plural
 from tpunb.training import seeds, snapshot, torch_state
@@ -39,17 +39,25 @@ _SAMPLE = 64
 _UNCHANGED = "the arrays of state are those that the loop began with (assign state[...] in the loop)"
 
 
-class _Block:
-    """The loops of the outermost block of `checkpointing` or `resume`."""
+class _Block(Block):
+    """The loops of the outermost block."""
+
+    noun = "loop"
 
     def __init__(self) -> None:
-        self.users = 0
-        self.listeners: list[Saving] = []
-        self.start: FitStart | None = None
+        super().__init__()
         self._hook: Any = None
-        self.clear()
+        self.leave()
 
-    def clear(self) -> None:
+    def enter(self) -> None:
+        if self.users == 0:
+            self.leave()
+
+    def missed(self, start: FitStart) -> str:
+        calls, saved = plural(self.calls, "time"), start.metadata["loop"] + 1
+        return f"batches(data, state=) was called {calls}, and the checkpoint is of call {saved}"
+
+    def leave(self) -> None:
         self.calls = self.steps = 0
         self.optimizers = weakref.WeakSet[Any]()  # of PyTorch that took a step
         if self._hook is not None:
@@ -79,47 +87,15 @@ class _Block:
 
 
 _block = _Block()
-
-
-@contextmanager
-def listening(saving: Saving) -> Iterator[None]:
-    """Save the loops of the block."""
-    with _entered():
-        _block.listeners.append(saving)
-        try:
-            yield
-        finally:
-            _block.listeners.remove(saving)
+listening = _block.listening
 
 
 @contextmanager
 def starting(start: FitStart) -> Iterator[None]:
     """Start the loops of the block from a checkpoint."""
-    with _entered():
-        if _block.start is not None:
-            raise TpunbError("a loop cannot be resumed from two checkpoints", hint="remove one of the resume blocks")
-        _block.start, _block.saved_seeds = start, start.metadata["seeds"]
-        try:
-            yield
-            if _block.start is not None:
-                calls, saved = plural(_block.calls, "time"), start.metadata["loop"] + 1
-                problem = f"nothing was resumed: batches(data, state=) was called {calls}, and the checkpoint is of"
-                raise TpunbError(f"{problem} call {saved}", hint="run the same cell as when it was saved")
-        finally:
-            _block.start = None
-
-
-@contextmanager
-def _entered() -> Iterator[None]:
-    if _block.users == 0:
-        _block.clear()
-    _block.users += 1
-    try:
+    with _block.starting(start):
+        _block.saved_seeds = start.metadata["seeds"]
         yield
-    finally:
-        _block.users -= 1
-        if _block.users == 0:
-            _block.clear()
 
 
 def batches(data: Iterable[T], state: dict[str, Any] | None) -> Iterator[T]:
@@ -183,12 +159,10 @@ class Loop(Iterator[T], Generic[T]):
     def _begin(self) -> None:
         """Begin at the first batch; if the data cannot be followed, without saving their position."""
         try:
-            followed = copy.copy(self.data)
-            followed.follow()
+            self.data.follow()
         except Exception as error:  # noqa: BLE001  the training must continue
-            followed = LoopData(self.data.data)
-            followed.reason = format_error(error)
-        self.data = followed
+            self.data = LoopData(self.data.data)
+            self.data.reason = format_error(error)
         self.data.begin()
 
     def _begin_step(self, batch: T) -> None:

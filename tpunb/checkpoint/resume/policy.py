@@ -78,11 +78,11 @@ class Saving:
         self._has_failed = False
         self._has_warned = False  # that resuming will not be exact
         self._random: list[Any] = []  # what the cell draws before a fit
+        self._unread = ""  # why that is unknown
         try:
             self._random = [seeds.host_random_state(), seeds.tensorflow_random_state()]
         except Exception as error:  # noqa: BLE001  the training must begin
-            self._has_failed = True
-            warnings.warn(f"what the cell draws before its training was not saved: {format_error(error)}", stacklevel=3)
+            self._unread = f"what the cell draws before its training was not saved: {format_error(error)}"
 
     def __repr__(self) -> str:
         return f"Saving({plain(str(self.folder))}, {plural(len(self.saved), 'checkpoint')}, {self.seconds:.2f} s)"
@@ -135,6 +135,9 @@ class Saving:
         self._last = fit.steps
         try:
             self.saved.append(native.save(self.folder, fit.steps, self._write(fit), replacing=replacing))
+            if self._unread:
+                unread, self._unread = self._unread, ""
+                warnings.warn(unread, stacklevel=2)
             fit.fingerprints.begin(self.folder)
             fit.data.positions.moved(self.saved[-1].path)
             if of_phase:

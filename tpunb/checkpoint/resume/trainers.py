@@ -20,6 +20,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any, TypeVar
 
+from tpunb.checkpoint.resume.block import Block
 from tpunb.checkpoint.resume.loop_data import continue_pass
 from tpunb.checkpoint.resume.policy import Saving
 from tpunb.errors import TpunbError
@@ -175,9 +176,10 @@ class Run:
             unpositioned, place = "its data are not one DataLoader of PyTorch", {"facts": {}, "taken": 0}
         else:
             unpositioned, place = followed.write(followed.drawn - (0 if ended else self.ahead))
+        unwritten = self.write_checkpoint(folder)  # first: Transformers adds its count of operations to its state
         content = {"module": torch_state.beside(self.model), "numbers": self.numbers()}
-        unwritten = torch_state.write(folder / _BESIDE, content)
-        unwritten = self.write_checkpoint(folder) or unwritten
+        unread = torch_state.write(folder / _BESIDE, content)
+        unwritten = unwritten or unread
         reason = self.unsaved or unpositioned or unwritten
         return {
             "holds": [WEIGHTS, OPTIMIZER, *([] if unpositioned else [DATA]), RANDOM],
@@ -261,11 +263,10 @@ class _HuggingFace(Run):
         state, best = copy.deepcopy(trainer.state.stateful_callbacks), trainer.state.best_model_checkpoint
         try:
             vars(args).update(changed)
-            trainer.save_model = lambda path, **_: Path(path).mkdir()
-            trainer._save_checkpoint(trainer.model, trial=None)
+            with replaced(trainer, "save_model", lambda path, **_: Path(path).mkdir()):
+                trainer._save_checkpoint(trainer.model, trial=None)
         finally:
             vars(args).update(before)
-            del trainer.save_model
             trainer.state.stateful_callbacks, trainer.state.best_model_checkpoint = state, best
         (folder / f"checkpoint-{self.steps}").rename(folder / _FOLDER)
         return ""
@@ -349,16 +350,30 @@ class _Lightning(Run):
                 setattr(each, state, each.meta.reduce_fx(value, present) if is_extreme else value + present)
 
 
-class _Block:
+class _Block(Block):
     """The trainings of the outermost block."""
 
+    noun = "training"
+
     def __init__(self) -> None:
-        self.users, self.calls, self.thread = 0, 0, 0
-        self.listeners: list[Saving] = []
-        self.start: FitStart | None = None
+        super().__init__()
+        self.thread = 0
         self.run: Run | None = None
         self.stack = ExitStack()
         self.modules, self.unsupported = set[str](), set[str]()  # with hooks, and without
+
+    def enter(self) -> None:
+        if self.users == 0:
+            self.calls = 0
+        _install()
+
+    def leave(self) -> None:
+        self.stack.close()
+        self.modules, self.unsupported = set(), set()
+
+    def missed(self, start: FitStart) -> str:
+        calls, saved = plural(self.calls, "training"), start.metadata["call"] + 1
+        return f"the block had {calls}, and the checkpoint is of training {saved}"
 
 
 _block = _Block()
@@ -367,12 +382,8 @@ _block = _Block()
 @contextmanager
 def listening(saving: Saving) -> Iterator[None]:
     """Save the trainings of the block, if the program has imported a Trainer."""
-    with _entered():
-        _block.listeners.append(saving)
-        try:
-            yield
-        finally:
-            _block.listeners.remove(saving)
+    with _block.listening(saving):
+        yield
         tried = _block.modules | _block.unsupported
         missed = next((each for each in _TRAINERS if each in sys.modules and each not in tried), None)
         if missed and not saving.saved:
@@ -384,39 +395,11 @@ def listening(saving: Saving) -> Iterator[None]:
 def starting(start: FitStart) -> Iterator[None]:
     """Start the training of the block that a checkpoint was saved in from there."""
     import_module(start.metadata["trainer"])
-    with _entered():
-        if _block.start is not None:
-            raise TpunbError(
-                "a training cannot be resumed from two checkpoints", hint="remove one of the resume blocks"
-            )
+    with _block.starting(start):
         if start.metadata["trainer"] not in _block.modules:
-            raise TpunbError(
-                f"this version of {start.metadata['trainer']} is not supported", hint="use that of the save"
-            )
-        _block.start = start
-        try:
-            yield
-            if _block.start is not None:
-                calls, saved = plural(_block.calls, "training"), start.metadata["call"] + 1
-                problem = f"nothing was resumed: the block had {calls}, and the checkpoint is of training {saved}"
-                raise TpunbError(problem, hint="run the same cell as when it was saved")
-        finally:
-            _block.start = None
-
-
-@contextmanager
-def _entered() -> Iterator[None]:
-    if _block.users == 0:
-        _block.calls = 0
-    _install()
-    _block.users += 1
-    try:
+            problem = f"this version of {start.metadata['trainer']} is not supported"
+            raise TpunbError(problem, hint="use that of the save")
         yield
-    finally:
-        _block.users -= 1
-        if _block.users == 0:
-            _block.stack.close()
-            _block.modules, _block.unsupported = set(), set()
 
 
 def _install() -> None:
@@ -472,9 +455,9 @@ def _call(kind: type[Run], given: Callable[..., dict[str, Any]]) -> Callable[...
             bound.arguments |= given(original, start)
         _block.thread = get_ident()
         _block.run = run = kind(trainer, number, start)
-        for saving in _block.listeners:
-            saving.on_begin(run)
         try:
+            for saving in _block.listeners:
+                saving.on_begin(run)
             value = original(*bound.args, **bound.kwargs)
             run.guarded(run.end)
         finally:
