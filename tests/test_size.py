@@ -11,24 +11,24 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 4_020,
+    "analysis": 4_050,
     "charts": 1_640,
     "checkpoint": 1_830,
     "cluster": 2_040,
     "frames": 1_320,
-    "io": 5_100,
+    "io": 5_110,
     "profiler": 5_090,
     "root": 1_900,
     "step_stats": 2_040,
     "testing": 630,
     "tfdata": 1_130,
-    "torchdata": 1_010,
-    "training": 2_630,
-    "tuning": 3_610,
+    "torchdata": 1_030,
+    "training": 2_640,
+    "tuning": 3_620,
     "widgets": 2_070,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 51_440, 229  # of the package without studies: all lines; modules
+LINES, FILES = 51_550, 230  # of the package without studies: all lines; modules
 DOOR = 30  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
