@@ -51,7 +51,7 @@ def test_a_loop_without_marks_has_traced_steps_of_sessions_in_its_own_thread(mon
     assert {*Binding.threads} == {threading.get_ident()}
     steps = tp.steps(tp.load(run))
     assert steps.frame["rule"].unique().to_list() == ["calls"]
-    assert steps.full().frame["device_ps"].min() > 0
+    assert steps.full().frame["device_ps"].median() > 0  # a call's work may be done before its hook is called
 
 
 @pytest.mark.live

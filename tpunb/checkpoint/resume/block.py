@@ -28,7 +28,7 @@ class Block:
         """End the outermost block."""
 
     def missed(self, start: FitStart) -> str:
-        """Return how often the block trained, and which time the checkpoint is of."""
+        """Return that nothing was resumed: how often the block trained, and which time the checkpoint is of."""
         raise NotImplementedError
 
     @contextmanager
@@ -52,8 +52,7 @@ class Block:
             try:
                 yield
                 if self.start is not None:
-                    problem = f"nothing was resumed: {self.missed(start)}"
-                    raise TpunbError(problem, hint="run the same cell as when it was saved")
+                    raise TpunbError(self.missed(start), hint="run the same cell as when it was saved")
             finally:
                 self.start = None
 

@@ -55,7 +55,8 @@ class _Block(Block):
 
     def missed(self, start: FitStart) -> str:
         calls, saved = plural(self.calls, "time"), start.metadata["loop"] + 1
-        return f"batches(data, state=) was called {calls}, and the checkpoint is of call {saved}"
+        called = f"nothing was resumed: batches(data, state=) was called {calls}"
+        return f"{called}, and the checkpoint is of call {saved}"
 
     def leave(self) -> None:
         self.calls = self.steps = 0

@@ -373,7 +373,7 @@ class _Block(Block):
 
     def missed(self, start: FitStart) -> str:
         calls, saved = plural(self.calls, "training"), start.metadata["call"] + 1
-        return f"the block had {calls}, and the checkpoint is of training {saved}"
+        return f"nothing was resumed: the block had {calls}, and the checkpoint is of training {saved}"
 
 
 _block = _Block()
