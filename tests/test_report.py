@@ -60,7 +60,7 @@ def test_every_figure_has_a_unit_or_a_base_and_its_evidence(name):
     found = [*figures(report.content)]
     assert found
     for figure in found:
-        assert figure.get("unit") == "s" or "base" in figure
+        assert figure.get("unit") in {"s", "B"} or "base" in figure
         assert ("share" in figure) == ("base" in figure)
         assert report.evidence(figure["evidence"]).height >= 0
 
@@ -170,3 +170,22 @@ def test_the_phases_of_several_hosts_share_the_time_of_one():
 def test_a_verdict_is_healthy_where_its_sentence_says_so(name):
     judged = tp.analysis.verdict(phases_of(name))
     assert judged is None or judged.healthy == judged.sentence.startswith("Healthy")
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "base"),
+    [
+        ("tpu-v6e-4_jax_host-offload.xplane.pb", 21_492_671_104 / 33_550_237_696, "31.2 GiB of device 1"),
+        ("gpu-mi300x_jax08_gemm.xplane.pb", 738_197_504 / 154_606_239_744, "144 GiB of GPU_0_bfc"),
+    ],
+)
+def test_memory_of_the_fullest_device(real_profiles, name, share, base):
+    report = tp.report(real_profiles / name)
+    device = report.content["memory"]["device"]
+    assert (device["share"], device["base"]) == (pytest.approx(share, abs=1e-4), base)
+    assert device["value"] == report.evidence("memory")["bytes"][0]
+    assert f"% of {base})" in str(report)
+
+
+def test_memory_without_a_record_is_not_known():
+    assert tp.report(toy_steps("aab")).content["memory"] == {"host": None, "device": None}

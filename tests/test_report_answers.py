@@ -122,6 +122,10 @@ QUESTIONS = {
         lambda r: r["phases"][0].get("input", {}).get("share"),
         lambda p: p.frame["input"][0],
     ),
+    "how much memory did it need at most": (
+        lambda r: r["memory"]["host"] and r["memory"]["host"]["value"],
+        lambda p: tp.goodput(p).load["rss_bytes"].max(),
+    ),
     "were devices traced": (
         lambda r: "time of devices, apart from the host's" not in [each["what"] for each in r["unknown"]],
         lambda p: p.steps.devices.height > 0,

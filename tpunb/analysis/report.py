@@ -16,10 +16,10 @@ from tpunb.analysis.advice import advise
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
 from tpunb.analysis.run import Run, loaded, phases
 from tpunb.analysis.verdict import verdict
-from tpunb.errors import NoSteps
+from tpunb.errors import NoSteps, TpunbError
 from tpunb.frames import Phases, Profile
 from tpunb.io.run_storage import is_written
-from tpunb.schema import ACCOUNTS
+from tpunb.schema import ACCOUNTS, MEMORY
 from tpunb.text import cut, duration, format_error, percent, plain, plural, short_time
 
 FORMAT = 1
@@ -131,14 +131,15 @@ def report(run: Run) -> Report:
         if not isinstance(found, Profile):
             raise
         return _without_steps(found, error)
-    return _Writer(grouped, found.source if isinstance(found, Profile) else grouped.steps.source).report
+    return _Writer(grouped, found if isinstance(found, Profile) else None).report
 
 
 class _Writer:
     """The parts of a report on phases."""
 
-    def __init__(self, grouped: Phases, source: Path | str) -> None:
-        self.source = source
+    def __init__(self, grouped: Phases, profile: Profile | None) -> None:
+        self.source = grouped.steps.source if profile is None else profile.source
+        self.profile = profile
         self.phases, wall = grouped, grouped.steps.wall
         self.goodput: Goodput | None = None if wall is None or wall.span_ps <= 0 else goodput(grouped)
         self.base = "step time" if self.goodput is None else "run time"
@@ -160,10 +161,11 @@ class _Writer:
             "accounts": [*self._accounts],
             "phases": [*self._phases],
             "operations": [*self._operations],
+            "memory": {"host": self._host_memory, "device": self._device_memory},
             "actions": [*self._actions],
             "unknown": [*self._unknown],
         }
-        return Report(_fitted(content), frames)
+        return Report(_fitted(content), frames | {"memory": self._allocators})
 
     @property
     def _run(self) -> dict[str, Any]:
@@ -265,6 +267,34 @@ class _Writer:
             if rows.filter(side=side).height:
                 return
 
+    @cached_property
+    def _allocators(self) -> pl.DataFrame:
+        """Return the most memory in use of each device, the fullest first: (host, allocator, bytes, capacity_bytes)."""
+        try:
+            memory = pl.DataFrame(schema=MEMORY) if self.profile is None else self.profile.memory
+        except TpunbError:  # the capture kept statistics only
+            memory = pl.DataFrame(schema=MEMORY)
+        of_devices = memory.filter(~pl.col("allocator").cast(pl.String).str.contains("host"))
+        most = pl.max_horizontal(pl.col("peak_bytes").max(), pl.col("in_use_bytes").max())
+        found = of_devices.group_by("host", "allocator").agg(bytes=most, capacity_bytes=pl.col("capacity_bytes").max())
+        return found.drop_nulls().sort(
+            pl.col("bytes") / pl.col("capacity_bytes"), "allocator", descending=[True, False]
+        )
+
+    @property
+    def _device_memory(self) -> dict[str, Any] | None:
+        for row in self._allocators.head(1).iter_rows(named=True):
+            name = f"device {row['allocator']}" if row["allocator"].isdigit() else row["allocator"]
+            base = f"{_gib(row['capacity_bytes'])} GiB of {plain(cut(name, _TEXT))}"
+            share = {"share": _rounded(row["bytes"] / max(row["capacity_bytes"], 1)), "base": base}
+            return {"value": row["bytes"], "unit": "B", "evidence": "memory", **share}
+        return None
+
+    @property
+    def _host_memory(self) -> dict[str, Any] | None:
+        most = None if self.goodput is None else self.goodput.load["rss_bytes"].max()
+        return None if most is None else {"value": most, "unit": "B", "evidence": "load"}
+
     @property
     def _actions(self) -> Iterator[dict[str, Any]]:
         saves = pl.col("saves_ps") >= _LEAST_SHARE * self.whole_ps
@@ -317,6 +347,7 @@ def _without_steps(profile: Profile, error: NoSteps) -> Report:
         "accounts": accounts,
         "phases": [],
         "operations": [],
+        "memory": {"host": None, "device": None},
         "actions": [],
         "unknown": [*_unfinished(profile.source), _missing("steps", "mark them: with run.step(i)")],
     }
@@ -376,6 +407,10 @@ def _seconds(time_ps: Any) -> float:
     return float(f"{time_ps / 1e12:.4g}")
 
 
+def _gib(size: Any) -> str:
+    return f"{size / 2**30:.3g}"
+
+
 def _rounded(share: float) -> float:
     return round(share, 4)
 
@@ -402,6 +437,8 @@ def _lines(content: Mapping[str, Any], *, bold: str, item: str) -> Iterator[str]
             waits = [f"{name} {percent(each[name]['share'])} of it" for name in ("input", "idle") if name in each]
             steps = f"{plural(each['steps'], 'step')} of {_text(each['step'])}"
             yield item.format(f"{_figure(each['time'])} {each['name']}: {steps}" + "".join(f", {w}" for w in waits))
+    if of := [f"{name} {_size(figure)}" for name, figure in content["memory"].items() if figure is not None]:
+        yield from ("", f"Memory at most: {', '.join(of)}.")
     if content["actions"]:
         yield from ("", bold.format("What to do"))
         for each in content["actions"]:
@@ -419,6 +456,11 @@ def _list(causes: list[str]) -> str:
 def _text(figure: Mapping[str, Any]) -> str:
     time_ps = figure["value"] * 1e12
     return duration(time_ps) if time_ps >= 1e12 else short_time(time_ps)
+
+
+def _size(figure: Mapping[str, Any]) -> str:
+    share = f" ({percent(figure['share'])} of {figure['base']})" if "share" in figure else ""
+    return f"{_gib(figure['value'])} GiB{share}"
 
 
 def _figure(figure: Mapping[str, Any]) -> str:
