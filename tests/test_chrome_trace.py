@@ -634,6 +634,38 @@ def test_times_may_be_text():
     assert torch(*written).equals(torch(*TORCH))
 
 
+EVENT = '{{\n    "name": "{}", "ts": {}, "args": {{\n      "x": [1.25]\n    }}\n  }}'
+
+
+@pytest.mark.parametrize(
+    ("head", "end"),
+    [
+        ('{\n  "schemaVersion": 1,\n  "traceEvents": [\n  ', ',\n  {"name": "last"}\n  ],"traceName": "x" }'),
+        ('{\n  "traceEvents": [\n  {"name": "first"}\n  ],\n  "other": [\n  ', "\n  ]}"),  # further lists
+        ('{\n  "other": [\n  ', '\n  ],\n  "traceEvents": [\n  {"name": "last"}\n  ]}'),
+        ("[\n  ", "\n  ]"),
+        ('{\n  "traceEvents": [\n  ', '\n  ],"traceName": nan }'),  # a dialect
+    ],
+)
+def test_a_trace_that_is_parsed_in_parts_is_the_same(monkeypatch, head, end):
+    names = ["plain", "\\ud83d half", "\\n  },\\n  {", 'a \\" quote', "],"]
+    text = head + ",\n  ".join(EVENT.format(name, at) for at, name in enumerate(names * 5)) + end
+    expected = chrome_trace.parse(text.encode(), "whole")
+    monkeypatch.setattr(chrome_trace, "_PART", 150)
+    assert chrome_trace.parse(text.encode(), "in parts") == expected
+    for cut in range(len(head), len(text), 97):
+        assert _parsed(text[:cut]) == _parsed(text[:cut], whole=True)
+
+
+def _parsed(text, *, whole=False):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chrome_trace, "_PART", len(text) if whole else 150)
+        try:
+            return chrome_trace.parse(text.encode(), "file")
+        except BadProfile as error:
+            return str(error)
+
+
 def test_begin_and_end_are_one_event():
     begun = [{key: value for key, value in item.items() if key != "dur"} | {"ph": "B"} for item in TORCH]
     ends = [{"ph": "E", "pid": item["pid"], "tid": item["tid"], "ts": item["ts"] + item["dur"]} for item in TORCH]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from functools import cached_property
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -307,6 +307,10 @@ _TOKEN = re.compile(
 _ESCAPE = re.compile(r'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
 
 
+_BETWEEN = "\n  },\n  {"  # between two events of PyTorch; no text has a line break
+_PART = 1 << 18  # characters that are parsed at once
+
+
 def parse(data: bytes, source: str) -> Any:
     """Parse JSON text with exact fractions; a NaN becomes None, a half surrogate a question mark.
 
@@ -325,7 +329,7 @@ def parse(data: bytes, source: str) -> Any:
     text = data.decode(encoding, "replace")
     try:
         try:
-            return _loads(text)
+            return _loads_in_parts(text) or _loads(text)
         except json.JSONDecodeError:
             return _loads(_mended(text, added))
     except json.JSONDecodeError as error:
@@ -342,6 +346,24 @@ def parse(data: bytes, source: str) -> Any:
         ) from error
     except (ValueError, ArithmeticError, RecursionError) as error:
         raise BadProfile(f"{source}: not JSON: {format_error(error)}; {len(data):,} bytes") from error
+
+
+def _loads_in_parts(text: str) -> Any:
+    """Parse what PyTorch writes a part at a time, since parsing holds the interpreter lock; None for other text."""
+    ends = [0]
+    while (end := text.find(_BETWEEN, ends[-1] + _PART)) >= 0:
+        ends.append(end + _BETWEEN.index(","))
+    if len(ends) == 1:
+        return None
+    parts = [text[start:end].lstrip(",") for start, end in pairwise([*ends, len(text)])]
+    try:
+        top, last = _loads(parts[0] + "]}"), _loads('{"traceEvents": [' + parts[-1])
+        if next(reversed(top)) != "traceEvents":
+            return None
+        events = chain(top["traceEvents"], *(_loads(f"[{part}]") for part in parts[1:-1]), last["traceEvents"])
+        return {**top, **last, "traceEvents": [*events]}
+    except json.JSONDecodeError:
+        return None
 
 
 def _loads(text: str) -> Any:
