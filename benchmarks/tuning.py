@@ -1,12 +1,13 @@
 """What tuning gains on naive input pipelines, beside AUTOTUNE and the best of an exhaustive grid, and that it is safe.
 
-``python benchmarks/tuning.py [--quick]``, in one process. Each kind of naive pipeline (`pipelines.KINDS`) is tuned by
-``tpunb.tune`` with its default search. A grid tries the same parallel calls for all stages, private threads and sizes
-of the prefetch, each with each. Then the naive pipeline, a careful user's with AUTOTUNE, the best of the grid and what
-was found train in turns, each with data begun anew; AUTOTUNE is given seconds to settle in every turn. Medians of the
-turns' ratios stand with their intervals: order statistics that hold the median at 95 %, of fewer than six turns the
-least and the greatest. ``--quick`` takes ``io`` with a smaller grid and search, the original's example with one point
-for a grid and a search of one proposal, and the twelve small pipelines with fewer values. The last line is JSON:
+``python benchmarks/tuning.py [--quick] [--parts io,short]``, in one process. Each kind of naive pipeline
+(`pipelines.KINDS`) is tuned by ``tpunb.tune`` with its default search. A grid tries the same parallel calls for all
+stages, private threads and sizes of the prefetch, each with each. Then the naive pipeline, a careful user's with
+AUTOTUNE, the best of the grid and what was found train in turns, each with data begun anew; AUTOTUNE is given seconds
+to settle in every turn. Medians of the turns' ratios stand with their intervals: order statistics that hold the median
+at 95 %, of fewer than six turns the least and the greatest. ``--quick`` takes ``io`` with a smaller grid and search,
+the original's example with one point for a grid and a search of one proposal, and the twelve small pipelines with fewer
+values. The last line is JSON:
 
 ``io``, ``python``, ``cpu``, ``mixed``, ``original``
     ``vs_naive`` and ``vs_autotune``, milliseconds of a step by ours; ``of_best``, those of the grid's best by ours;
@@ -37,6 +38,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -354,23 +356,29 @@ def main() -> None:
     """Print what was measured, and the ratios."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--quick", action="store_true", help="two kinds, coarsely, and the small pipelines")
-    quick = options.parse_args().quick
+    options.add_argument("--parts", help="keys of the last line, separated by commas; all by default")
+    chosen = options.parse_args()
+    quick = chosen.quick
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     plans = QUICK if quick else FULL
+    parts = chosen.parts.split(",") if chosen.parts else [*plans, "short", "grain", "loader", "pipelines"]
     bounds = ", ".join(f"{name} up to {most}" for name, most in MOST.items())
     print("quick: smaller grids, shorter searches" if quick else f"grids: {bounds}, and AUTOTUNE; original: fewer")
     if quick:
         print(f"left out: {', '.join(name for name in FULL if name not in QUICK)}, and the trial late in a run")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        result: dict[str, Any] = {kind: measured(kind, folder, plan) for kind, plan in plans.items()}
-        if not quick:
-            late_trial(folder)
         names = ["python"] if quick else [*pipelines.KINDS, *pipelines.SHORT]
-        result["short"] = short_fits(names, folder, seconds=3 if quick else 20, turns=1 if quick else 3)
-        result["grain"] = grain_figures(quick=quick)
-        result["loader"] = loader_figures(quick=quick)
-        result["pipelines"] = small_ones(folder, tries=1 if quick else 2)
+        measures: dict[str, Callable[[], Any]] = {
+            **{kind: partial(measured, kind, folder, plan) for kind, plan in plans.items()},
+            "short": lambda: short_fits(names, folder, seconds=3 if quick else 20, turns=1 if quick else 3),
+            "grain": lambda: grain_figures(quick=quick),
+            "loader": lambda: loader_figures(quick=quick),
+            "pipelines": lambda: small_ones(folder, tries=1 if quick else 2),
+        }
+        result = {part: measures[part]() for part in parts}
+        if not quick and not chosen.parts:
+            late_trial(folder)
     print(json.dumps(result))
 
 
