@@ -120,13 +120,16 @@ def _of_torch(value: Any) -> Any:
         return value.state_dict()
     if not hasattr(value, "detach"):
         return value
-    tensor = value.detach().cpu().to_dense() if "strided" not in str(value.layout) else value.detach().cpu()
+    tensor = _dense(value)
     try:
         return tensor.numpy()
     except TypeError:  # such as bfloat16
-        import torch
+        return tensor.contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()
 
-        return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+
+def _dense(tensor: Any) -> Any:
+    here = tensor.detach().cpu()
+    return here.to_dense() if here.layout is not sys.modules["torch"].strided else here
 
 
 def arrays(value: Any) -> Iterator[NDArray[Any]]:
@@ -155,8 +158,7 @@ def as_array(value: Any) -> NDArray[Any]:
     """Return a value as an array; a tensor of PyTorch in a type that NumPy has, which holds all its values."""
     if not (is_from(value, "torch") and hasattr(value, "detach")):
         return np.asarray(value)
-    tensor = value.detach().cpu()
-    tensor = tensor.to_dense() if tensor.layout is not sys.modules["torch"].strided else tensor
+    tensor = _dense(value)
     try:
         return np.asarray(tensor.numpy())
     except TypeError:  # bfloat16, float8

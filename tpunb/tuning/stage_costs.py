@@ -171,6 +171,8 @@ def _of_grain(pipeline: GrainPipeline) -> tuple[StageCost, ...]:
             drawn += 1
     except StopIteration:
         pass
+    finally:
+        getattr(iterator, "close", lambda: None)()  # its threads and worker processes
     if not drawn:
         return ()
     worked, queued = (after - earlier for after, earlier in zip(_thread_seconds(), before, strict=True))
