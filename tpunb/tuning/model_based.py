@@ -118,11 +118,15 @@ def _autotuned_calls(space: Space, best: Values) -> dict[str, Value]:
 
 
 def _deeper_buffers(space: Space, best: Values) -> dict[str, Value]:
-    deeper = {buffer.name: at_least(buffer, 4) for buffer in space.of_kind(*BUFFERS)}
-    for buffer in space.of_kind(Kind.ELEMENTS):
-        if (elements := int(best.get(buffer.name, buffer.current))) > 1:
-            deeper[buffer.name] = at_least(buffer, 4 * elements)
-    return {**best, **deeper}
+    return {**best, **{buffer.name: at_least(buffer, 4) for buffer in space.of_kind(*BUFFERS)}}
+
+
+def _deeper_reads(space: Space, best: Values) -> dict[str, Value]:
+    """Return values with more room for what is read, if reading waits: for longer at times, perhaps."""
+    waiting = {cost.stage for cost in space.costs.stages if cost.waits}
+    buffers = [buffer for buffer in space.of_kind(Kind.ELEMENTS) if buffer.stage in waiting]
+    sizes = {buffer: int(best.get(buffer.name, buffer.current)) for buffer in buffers}
+    return {**best, **{buffer.name: at_least(buffer, 4 * size) for buffer, size in sizes.items() if size > 1}}
 
 
 def _serial_reads(space: Space, best: Values) -> dict[str, Value]:
@@ -164,6 +168,7 @@ _LOADER_MOVES: tuple[Callable[[Space, Values], dict[str, Value]], ...] = (
 """Each doubles, halves or sets one parameter of a DataLoader; a worker that is not needed costs memory."""
 
 _MOVES: tuple[Callable[[Space, Values], dict[str, Value]], ...] = (
+    _deeper_reads,  # before processes, whose trials take seconds to start
     _in_processes,
     partial(_scaled_calls, factor=2),
     partial(_scaled_calls, factor=0.5),
