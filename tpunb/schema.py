@@ -368,21 +368,13 @@ HOSTS = frame(
 WHAT_IF = frame(
     "WHAT_IF",
     "One row per part of a job with pipeline parallelism, by replay with operations of typical length.",
-    part=Column(
-        pl.Enum(["job", "operation", "stage", "data-parallel rank", "worker", "cause"]),
-        "What the operations have in common; of a cause what is changed: one or few workers, even stages, or work that "
-        "is even by sequence.",
-    ),
+    part=Column(_TEXT, 'What the part is: "job", "operation", "stage", "data-parallel rank", "worker" or "cause".'),
     name=Column(_TEXT, "Type of operation, number of the stage or rank, name of the worker, or the cause."),
-    slowdown=Column(
-        _FLOAT,
-        "Step time if only these operations take as long as measured, as a multiple of that if none does; of a worker "
-        "the lesser of its stage and rank, null for a cause.",
-    ),
-    gain_ps=Column(_INT, "Time that a step would gain if only these took their typical time, in picoseconds, or null."),
+    slowdown=Column(_FLOAT, "Step time with only the part as measured, by that with typical times, null for a cause."),
+    gain_ps=Column(_INT, "Time that a step would gain if the part took its typical time, in picoseconds."),
     low_ps=Column(_INT, "Lower end of the 95 % interval of the gain in picoseconds, or null."),
     high_ps=Column(_INT, "Upper end of the 95 % interval of the gain in picoseconds, or null."),
-    explained=Column(_FLOAT, "Gain as a share of that if all operations took their typical time, or null."),
+    explained=Column(_FLOAT, "Gain as a share of that of the whole job, or null."),
 )
 
 PIPELINE = frame(
@@ -419,7 +411,7 @@ CRITICAL = frame(
     segment=Column(_INT, "Number of the segment in the step, from 1: the time up to the end of a collective."),
     host=Column(_TEXT, "Host that arrived last, or whose operation it is."),
     device=Column(_TEXT, "Device of the host that arrived last, or null."),
-    op=Column(NAME, "Collective that waited for it, null without collectives; of a pipeline the operation."),
+    op=Column(NAME, "Collective that waited for it, operation of a pipeline, or null without collectives."),
     dur_ps=Column(_INT, "Time of the segment by the clock of the host, in picoseconds, null for the first."),
     gain_ps=Column(_INT, "Time by which it came later than the second-last host, in picoseconds."),
 )
@@ -429,11 +421,7 @@ LATENESS = frame(
     "One row per (host, step) with collectives.",
     host=_HOST._replace(dtype=NAME),
     step=_STEP,
-    late_ps=Column(
-        _INT,
-        "Time by which it came later than the median host, summed over collectives, or by which its operations in a "
-        "pipeline took longer, in picoseconds.",
-    ),
+    late_ps=Column(_INT, "Time that it came later than the median host, or a pipeline would gain, in picoseconds."),
 )
 
 LOST = frame(

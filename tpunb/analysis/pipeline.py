@@ -52,24 +52,22 @@ class Replay:
     before: Ints  # of each pair of operations the first
     after: Ints
 
+    @property
+    def _step(self) -> Ints:
+        return factorize(self.table["step"].to_numpy())[1]
+
     @cached_property
     def _levels(self) -> Ints:
         """Place of each group in the order in which the groups can be computed."""
         first, then = self.peers[self.before], self.peers[self.after]
-        order = np.argsort(first, kind="stable")
-        then, edges = then[order], np.searchsorted(first[order], np.arange(self.peers.max() + 2))
-        waiting, level = np.bincount(then, minlength=len(edges) - 1), np.full(len(edges) - 1, -1)
-        ready, number = np.flatnonzero(waiting == 0), 0
-        while len(ready):
-            level[ready] = number
-            reached = then[_ranges(edges[ready], edges[ready + 1])]
-            np.subtract.at(waiting, reached, 1)
-            reached = np.unique(reached)
-            ready, number = reached[waiting[reached] == 0], number + 1
-        if (level < 0).any():
-            step = self.table["step"][int(np.flatnonzero(level[self.peers] < 0)[0])]
-            raise BadProfile(f"operations of step {step} wait for each other: sends and receives do not match")
-        return level
+        level = np.zeros(self.peers.max() + 1, np.int64)
+        for _ in range(np.bincount(self._step).max() + 1):
+            later = level.copy()
+            np.maximum.at(later, then, level[first] + 1)
+            if (later == level).all():
+                return level
+            level = later
+        raise BadProfile("operations of a step wait for each other: sends and receives do not match")
 
     @cached_property
     def _by_level(self) -> list[tuple[Ints, Ints, Ints, Ints]]:
@@ -98,43 +96,22 @@ class Replay:
         """Return the time of each step for several choices of durations: (steps, choices)."""
         left, blocks = iter(choices), []
         while block := [*islice(left, max(1, _BLOCK // max(self.table.height, 1)))]:
-            blocks.append(np.maximum.reduceat(self.ends(np.stack(block, axis=1)), self._first_of_step, axis=0))
+            ends, first = self.ends(np.stack(block, axis=1)), np.searchsorted(self._step, np.arange(self._step[-1] + 1))
+            blocks.append(np.maximum.reduceat(ends, first, axis=0))
         return np.concatenate(blocks, axis=1)
 
-    @cached_property
-    def _first_of_step(self) -> Ints:
-        return np.flatnonzero(np.diff(self.table["step"].to_numpy(), prepend=-1 - self.table["step"][0]))
-
-    def chain(self) -> pl.DataFrame:
-        """Return (row, gain_ps): the operations that end each step, in order of time, each the last of those before.
-
-        The gain is the time from the second-last to the last operation that it waited for; null if that was alone.
-        """
-        end = self.ends(self.table["own_ps"].to_numpy().astype(float)[:, None])[:, 0]
-        waits = self.peers[self.after]
-        order = np.lexsort((end[self.before], waits))
-        groups, last = np.unique(waits[order][::-1], return_index=True)
-        last = len(order) - 1 - last
-        binding, gain = np.full(self.peers.max() + 1, -1), np.full(self.peers.max() + 1, np.nan)
-        binding[groups] = self.before[order[last]]
-        shared = np.flatnonzero((last > 0) & (waits[order[last - 1]] == groups))
-        gain[groups[shared]] = end[self.before[order[last[shared]]]] - end[self.before[order[last[shared] - 1]]]
-        bounds = zip(self._first_of_step, [*self._first_of_step[1:], len(end)], strict=True)
-        now = np.array([first + end[first:until].argmax() for first, until in bounds])
-        rows = []
-        while len(now):
-            rows.append(now)
-            now = binding[self.peers[now]]
-            now = now[now >= 0]
+    def chain(self) -> Ints:
+        """Return the rows of the operations that end each step, in order, each the last that the next waited for."""
+        end = self.ends(self.table["own_ps"].to_numpy()[:, None])[:, 0]
+        last, by_end = np.full(self.peers.max() + 1, -1), np.argsort(end[self.before], kind="stable")
+        last[self.peers[self.after[by_end]]] = self.before[by_end]  # of equal places the latest stays
+        order = np.lexsort((end, self._step))
+        rows = [order[np.searchsorted(self._step[order], np.arange(self._step[-1] + 1), side="right") - 1]]
+        while len(rows[-1]):
+            before = last[self.peers[rows[-1]]]
+            rows.append(before[before >= 0])
         found = np.concatenate(rows[::-1])
-        found = found[np.argsort(self.table["step"].to_numpy()[found], kind="stable")]
-        return pl.DataFrame({"row": found, "gain_ps": gain[self.peers[found]]}, nan_to_null=True)
-
-
-def _ranges(low: Ints, high: Ints) -> Ints:
-    """Return the numbers of several ranges one after the other."""
-    counts = high - low
-    return np.repeat(low - np.concatenate([[0], counts.cumsum()[:-1]]), counts) + np.arange(counts.sum())
+        return np.asarray(found[np.argsort(self._step[found], kind="stable")])
 
 
 def replay(pipeline: pl.DataFrame) -> Replay:

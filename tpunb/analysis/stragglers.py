@@ -22,7 +22,7 @@ from tpunb.errors import NoSteps
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.conversion import Tabular
-from tpunb.frames.op_matrix import Bools, Floats, Ints, factorize
+from tpunb.frames.op_matrix import Bools, Floats, Ints
 from tpunb.frames.steps import HostTables
 from tpunb.step_stats import op_names
 from tpunb.step_stats.merge_hosts import host_tables, of_job
@@ -479,37 +479,42 @@ def _of_pipeline(pipeline: pl.DataFrame, tables: HostTables, frame: pl.DataFrame
         parts.append(_parts(part, names, only, gains(code == n for n in range(len(names))), whole))
         if part != "operation":
             by_worker = np.minimum(by_worker, only[np.searchsorted(names, job.workers[column].to_numpy())])
-    late = _later(job)
     known = np.flatnonzero(job.workers["host"].is_not_null().to_numpy())
-    order = known[np.lexsort((-late.sum(axis=0)[known], -by_worker[known]))]
-    tried = order[:_REPLAYED]
+    order = known[np.lexsort((-np.bincount(worker, own - typical)[known], -by_worker[known]))]
+    single = job.step_times(np.where(worker == one, own, typical) for one in order[:_REPLAYED]).mean(axis=0)
+    tried = order[np.argsort(-single, kind="stable")]
+    order = np.concatenate([tried, order[_REPLAYED:]])
     alone = gains(worker == one for one in tried)
     joint = gains(np.isin(worker, tried[: n + 1]) for n in range(len(tried)))
-    costs, together = np.full((2, len(order)), np.nan)
-    costs[: len(tried)], together[: len(tried)] = alone.sum(axis=0), joint.sum(axis=0)
     few = _slow_workers(job, tried, joint.mean(axis=0) / max(whole.mean(), 1), known)
-    slowest = order[: max(len(few), math.ceil(_SLOWEST * len(order)))]
-    caused = _caused(job, slowest)
-    parts.append(_parts("worker", job.workers["host"].gather(tried), by_worker[tried], alone, whole))
-    causes = _parts("cause", [*caused], None, measured[:, None] - job.step_times(caused.values()), whole)
-    eligible = {"stage", *(["worker"] if len(few) else []), *(["sequence"] if _follows_sequence(job) else [])}
-    cause = causes.filter(pl.col("name").is_in(eligible)).sort("explained", descending=True).row(0, named=True)
-    unknown = cause["name"] if (cause["explained"] or 0) >= _CAUSED else "unknown"
-    named = few if slowdown >= _SLOW and unknown == "worker" else few[:0]
+    parts.append(
+        _parts("worker", job.workers["host"].gather(tried), np.sort(single)[::-1] / ideal.mean(), alone, whole)
+    )
+    changed = _changed(job, order[: max(len(few), math.ceil(_SLOWEST * len(order)))])
+    causes = _parts("cause", changed, None, measured[:, None] - job.step_times(changed.values()), whole)
+    eligible = {"stage": True, "worker": len(few) > 0, "sequence": _follows_sequence(job)}
+    most = causes.filter(pl.col("name").replace_strict(eligible)).sort("explained")["name", "explained"].row(-1)
+    cause = "none" if slowdown < _SLOW else most[0] if (most[1] or 0) >= _CAUSED else "unknown"
+    steps, chain = job.table["step"].unique().sort(), job.table.gather(job.chain())
     return Hosts(
-        _worker_rows(job, order, named, late, costs, together, tables.lost),
-        _chain(job),
+        _worker_rows(job, order, few if cause == "worker" else few[:0], alone, joint, tables.lost),
+        chain.select(
+            *("step", "host", "op"),
+            segment=pl.int_range(1, pl.len() + 1).over("step"),
+            dur_ps=pl.col("own_ps").round(),
+            **dict.fromkeys(("device", "gain_ps")),
+        ),
         pl.DataFrame(
             {
-                "host": np.repeat(job.workers["host"].to_numpy()[known], len(late)),
-                "step": np.tile(job.table["step"].unique().sort(), len(known)),
-                "late_ps": np.rint(late[:, known].T).astype(np.int64).ravel(),
+                "host": job.workers["host"].gather(np.repeat(tried, len(steps))),
+                "step": np.tile(steps, len(tried)),
+                "late_ps": alone.T.ravel().round(),
             }
         ),
         int(frame.group_by("step").agg(pl.col("dur_ps").median())["dur_ps"].sum()),
         "replay",
         what_if=pl.concat([*parts, causes]),
-        cause=unknown if slowdown >= _SLOW else "none",
+        cause=cause,
     )
 
 
@@ -534,7 +539,7 @@ def _parts(part: str, names: Iterable[Any], slowdown: Floats | None, gains: Floa
     return schema.check(frame.with_columns(pl.col("explained").fill_nan(None)), schema.WHAT_IF, "what_if")
 
 
-def _caused(job: Replay, slowest: Ints) -> dict[str, Floats]:
+def _changed(job: Replay, slowest: Ints) -> dict[str, Floats]:
     """Return the durations of operations without each cause."""
     own, typical = pl.col("own_ps"), pl.col("typical_ps")
     computes = pl.col("op").str.ends_with("compute")
@@ -554,51 +559,23 @@ def _follows_sequence(job: Replay) -> bool:
     return bool(np.nanmedian(pairs["alike"].to_numpy()) >= _ALIKE) if len(pairs) else False
 
 
-def _later(job: Replay) -> Floats:
-    """Return how much longer than the median worker the operations of each took in each step: (steps, workers)."""
-    steps, step = factorize(job.table["step"].to_numpy())
-    n = len(job.workers)
-    times = np.bincount(step * n + job.table["worker"].to_numpy(), job.table["own_ps"], len(steps) * n).reshape(-1, n)
-    return np.asarray(times - np.median(times, axis=1, keepdims=True))
-
-
 def _worker_rows(
-    job: Replay, order: Ints, named: Ints, late: Floats, costs: Floats, together: Floats, lost: pl.DataFrame
+    job: Replay, order: Ints, named: Ints, alone: Floats, joint: Floats, lost: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return ``tpunb.schema.HOSTS``, dearest first, then those that are lost."""
+    """Return ``tpunb.schema.HOSTS``, the slowest first, then those that are lost."""
     more = job.table.group_by("worker", "op").agg(more=(pl.col("own_ps") - pl.col("typical_ps")).sum())
     worst = more.sort("more", "op").group_by("worker", maintain_order=True).last()
     rows: pl.DataFrame = job.workers[order.tolist()].join(worst, on="worker", how="left", maintain_order="left")
-    is_named = pl.col("worker").is_in(named.tolist())
-    local = ~pl.col("op").str.contains(op_names.PEERS)
-    often = [_recurrence(late[:, one].clip(0)) for one in order]
-    rows = rows.select(
-        "host",
-        "skew_ps",
-        role=pl.format("stage {}, data-parallel rank {}", "stage", "dp_rank"),
+    is_named, local = pl.col("worker").is_in(named.tolist()), ~pl.col("op").str.contains(op_names.PEERS)
+    columns = {"costs_ps": alone.sum(axis=0), "together_ps": joint.sum(axis=0)}
+    sums = pl.DataFrame({name: pl.Series(values).round().cast(pl.Int64) for name, values in columns.items()})
+    often = pl.Series([_recurrence(gain.clip(0)) for gain in alone.T], dtype=pl.String)
+    rows = pl.concat([rows, sums.with_columns(often.alias("recurrence"))], how="horizontal").select(
+        *("host", "skew_ps", *columns),
         named=is_named,
         cause=pl.when(is_named).then(pl.when(local).then(pl.lit("compute")).otherwise(pl.lit("unknown"))),
         op=pl.when(is_named & local).then("op"),
-        recurrence=pl.when(is_named).then(pl.Series(often)),
-        costs_ps=pl.Series(costs).fill_nan(None).round().cast(pl.Int64),
-        together_ps=pl.Series(together).fill_nan(None).round().cast(pl.Int64),
-        last=pl.lit(None, pl.Float64),
-        drift_ppm=pl.lit(None, pl.Float64),
-        device=pl.lit(None, pl.String),
+        recurrence=pl.when(is_named).then("recurrence"),
     )
-    return pl.concat([rows, lost.select(host="what", lost="reason")], how="diagonal")
-
-
-def _chain(job: Replay) -> pl.DataFrame:
-    """Return ``tpunb.schema.CRITICAL``: the operations that end each step, each the last that the next waited for."""
-    chain = job.chain()
-    rows = job.table.select(pl.col("step", "host", "op", "own_ps").gather(chain["row"]))
-    return rows.select(
-        "step",
-        "host",
-        "op",
-        segment=pl.int_range(1, pl.len() + 1).over("step"),
-        device=pl.lit(None, pl.String),
-        dur_ps=pl.col("own_ps").round(),
-        gain_ps=chain["gain_ps"].round(),
-    )
+    whole = [pl.DataFrame(schema=schema.HOSTS), rows, lost.select(host="what", lost="reason")]
+    return pl.concat(whole, how="diagonal")

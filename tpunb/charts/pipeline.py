@@ -10,9 +10,10 @@ from tpunb.charts.render import VConcatPicture
 from tpunb.charts.style import INK, PALETTE, WIDTH, listed, names_of, rows_of
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.step_stats.op_names import PEERS
-from tpunb.text import cut, plain, plural
+from tpunb.text import plural
 
 _RANKS = 24  # most rows of the heat map, slowest first
+_PLACE = r"\(stage (?<stage>\d+), dp (?<rank>\d+)\)$"
 _ROW = 18  # points
 _HUES = dict(
     zip(("forward", "backward", "other computation", "communication"), (*PALETTE[:3], PALETTE[5]), strict=True)
@@ -46,90 +47,84 @@ def pipeline(found: Hosts, step: int | None = None) -> VConcatPicture:
     step = int(times["step"][len(times) // 2]) if step is None else step
     if step not in times["step"]:
         raise ValueError(f"The step parameter of pipeline must be a step that was replayed. Got {step} instead.")
-    cells, chain = _cells(found), _chain(found, step)
-    top = cells.sort("slowdown", descending=True).head(3)
-    texts = [f"{host}: {slowdown:.2f}" for host, slowdown in top.select("host", "slowdown").rows()]
     about = f"slowdown {found.slowdown:.2f} against operations of typical length, cause: {found.cause}"
+    cells, chain = _cells(found), _chain(found, step)
+    count = f"{plural(len(chain), 'operation')} that end it"
+    texts = cells.sort("slowdown", descending=True)["about"].to_list()
     return VConcatPicture(
-        vconcat=[_heat_map(cells), _gantt(chain, step)],
+        vconcat=[_heat_map(cells), _gantt(chain, f"Chain of step {step}: {count}")],
         title=alt.TitleParams("Workers of the pipeline", subtitle=[about]),
-        description=f"Slowdown by each worker, and the chain of step {step}. {about}. Slowest: {listed(texts)}.",
+        description=f"Slowdown by each worker, and the chain of step {step}. {about}. {listed(texts)}.",
         usermeta={"room": 300},  # points on the page beside the plot
     )
 
 
 def _cells(found: Hosts) -> pl.DataFrame:
-    """Return stage, rank, host and slowdown of each worker: the lesser of stage and data-parallel rank."""
-    parts = [
-        found.what_if.filter(part=part).select(pl.col("name").alias(name), pl.col("slowdown").alias(f"of_{name}"))
-        for part, name in (("stage", "stage"), ("data-parallel rank", "rank"))
-    ]
-    roles = pl.format("stage {}, data-parallel rank {}", "stage", "rank")
-    names = found.frame.drop_nulls("role").select("host", "role")
-    ranks = parts[1].sort("of_rank", descending=True).head(_RANKS)
-    cells = (
-        parts[0].join(ranks, how="cross").with_columns(role=roles, slowdown=pl.min_horizontal("of_stage", "of_rank"))
+    """Return stage, rank and slowdown of each worker, if it is not replayed the lesser of stage and rank."""
+    stages, ranks = (
+        found.what_if.filter(part=part).select(pl.col("name").cast(pl.Int64).alias(part), "slowdown")
+        for part in ("stage", "data-parallel rank")
     )
-    cells = cells.join(names, on="role", how="left").with_columns(pl.col("host").fill_null("no data"))
+    of_worker = (
+        found.what_if.filter(part="worker").with_columns(pl.col("name").str.extract_groups(_PLACE)).unnest("name")
+    )
+    of_worker = of_worker.select(pl.col("stage", "rank").cast(pl.Int64), exact="slowdown")
+    cells = stages.join(ranks.sort("slowdown").tail(_RANKS), how="cross").rename({"data-parallel rank": "rank"})
+    cells = cells.join(of_worker, on=["stage", "rank"], how="left")
+    cells = cells.with_columns(slowdown=pl.coalesce("exact", pl.min_horizontal("slowdown", "slowdown_right")).round(4))
+    shown = pl.col("slowdown").map_elements("{:.2f}".format, return_dtype=pl.String)
     return cells.with_columns(
-        pl.col("stage", "rank").cast(pl.Int64),
-        shown=pl.col("slowdown").map_elements("{:.2f}".format, return_dtype=pl.String),
-        excess=(pl.col("slowdown") - 1).clip(0),
+        shown=shown, about=pl.format("stage {}, data-parallel rank {}: {}", "stage", "rank", shown)
     )
 
 
 def _heat_map(cells: pl.DataFrame) -> alt.LayerChart:
-    about = "datum.host + ' (' + datum.role + '): ' + datum.shown"
-    most = max(float(cells["excess"].max() or 0), 0.1)  # type: ignore[arg-type]  # of floats
-    strength = alt.Opacity("excess:Q", scale=alt.Scale(domain=[0, most], range=[0.05, 1], clamp=True), legend=None)
-    base = rows_of(cells).transform_calculate(about=about)
-    base = base.encode(x=alt.X("stage:O", title="stage", axis=alt.Axis(labelAngle=0)), y=alt.Y("rank:O", title=None))
-    title = "Slowdown if only this worker takes as long as measured, by data-parallel rank and stage"
-    return alt.LayerChart(
-        layer=[
-            base.mark_rect(color=PALETTE[5]).encode(opacity=strength),
-            base.mark_text(color=INK).encode(text="shown:N"),
-        ],
-        title=alt.TitleParams(title, fontSize=11),
-        width=WIDTH,
-        height=_ROW * cells["rank"].n_unique(),
+    most = max(float(cells["slowdown"].max() or 0), 1.1)  # type: ignore[arg-type]  # of floats
+    scale = alt.Scale(domain=[1, most], range=[0.05, 1], clamp=True)
+    base = rows_of(cells).encode(
+        x=alt.X("stage:O", title="stage", axis=alt.Axis(labelAngle=0)), y=alt.Y("rank:O", title=None)
     )
+    layer = [
+        base.mark_rect(color=PALETTE[5]).encode(opacity=alt.Opacity("slowdown:Q", scale=scale, legend=None)),
+        base.mark_text(color=INK).encode(text="shown:N"),
+    ]
+    title = "Slowdown if only this worker takes as long as measured, by data-parallel rank and stage"
+    height = _ROW * cells["rank"].n_unique()
+    return alt.LayerChart(layer=layer, title=alt.TitleParams(title, fontSize=11), width=WIDTH, height=height)
 
 
 def _chain(found: Hosts, step: int) -> pl.DataFrame:
-    """Return the operations of a chain with their begin and end in seconds."""
-    roles = found.frame.select("host", "role")
-    rows = found.critical.filter(step=step).join(roles, on="host", how="left", maintain_order="left")
-    op, end = pl.col("op").cast(pl.String), pl.col("dur_ps").cum_sum() / 1e12
-    direction = op.str.extract("^(forward|backward)-").fill_null("other computation")
-    hosts = rows.select("host", "role").unique().sort(pl.col("role").str.extract(r"(\d+)").cast(pl.Int64), "host")
-    labels = dict(zip(hosts["host"], names_of(cut(plain(host or "no data")) for host in hosts["host"]), strict=True))
-    return rows.select(
-        label=pl.col("host").replace_strict(labels, default="no data"),
-        role=pl.col("role").fill_null("no data"),
-        op=op,
-        kind=pl.when(op.str.contains(PEERS)).then(pl.lit("communication")).otherwise(direction),
+    """Return the operations of a chain with their begin and end in seconds, and their place among the hosts."""
+    rows = found.critical.filter(step=step).with_columns(
+        pl.col("op").cast(pl.String), pl.col("host").fill_null("no data")
+    )
+    stage = pl.col("host").str.extract(r"stage (\d+)").cast(pl.Int64)
+    hosts = rows.select(pl.col("host").unique()).sort(stage, "host")["host"].to_list()
+    labels = dict(zip(hosts, names_of(hosts), strict=True))
+    end = pl.col("dur_ps").cum_sum() / 1e12
+    direction = pl.col("op").str.extract("^(forward|backward)-").fill_null("other computation")
+    times = pl.format("{}: {}, {} ms", "label", "op", (pl.col("dur_ps") / 1e9).round(1))
+    return rows.with_columns(
+        label=pl.col("host").replace_strict(labels),
+        place=pl.col("host").replace_strict({host: n for n, host in enumerate(hosts)}),
+        kind=pl.when(pl.col("op").str.contains(PEERS)).then(pl.lit("communication")).otherwise(direction),
         begin=(end - pl.col("dur_ps") / 1e12).round(6),
         end=end.round(6),
-        order=pl.col("host").replace_strict({host: n for n, host in enumerate(labels)}, default=len(labels)),
-    )
+    ).select("label", "place", "kind", "begin", "end", about=times)
 
 
-def _gantt(chain: pl.DataFrame, step: int) -> alt.Chart:
-    took = "format(1000 * (datum.end - datum.begin), '.1f') + ' ms'"
-    about = f"datum.label + ' (' + datum.role + '): ' + datum.op + ', ' + {took}"
-    order = chain.sort("order")["label"].unique(maintain_order=True).to_list()
+def _gantt(chain: pl.DataFrame, title: str) -> alt.Chart:
+    order = chain.sort("place")["label"].unique(maintain_order=True).to_list()
     kinds = [kind for kind in _HUES if kind in {*chain["kind"]}]
     hue = alt.Color(
         "kind:N",
         scale=alt.Scale(domain=kinds, range=[_HUES[kind] for kind in kinds]),
         legend=alt.Legend(orient="bottom", title=None, symbolType="square", symbolStrokeWidth=0),
     )
-    title = alt.TitleParams(f"Chain of step {step}: {plural(len(chain), 'operation')} that end it", fontSize=11)
-    chart = rows_of(chain).transform_calculate(about=about).mark_rect().encode(color=hue, x2="end:Q")
-    chart = chart.encode(
-        x=alt.X("begin:Q", title="time in the step without gaps (s)", scale=alt.Scale(nice=False)),
-        y=alt.Y("label:N", sort=order, title=None),
+    x = alt.X("begin:Q", title="time in the step without gaps (s)", scale=alt.Scale(nice=False))
+    y = alt.Y("label:N", sort=order, title=None)
+    chart = rows_of(chain.drop("place")).mark_rect().encode(x=x, x2="end:Q", y=y, color=hue)
+    shown: alt.Chart = chart.properties(
+        width=WIDTH, height=_ROW * len(order), title=alt.TitleParams(title, fontSize=11)
     )
-    drawn: alt.Chart = chart.properties(width=WIDTH, height=_ROW * len(order), title=title)
-    return drawn
+    return shown

@@ -47,7 +47,8 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, clie
         profiler, one ``*.xplane.pb``, ``*.xplane.riegeli`` or ``*.trace.json`` (each also gzipped), or a list of such
         files, one per host; local, or the URL of any file system that fsspec supports, such as ``gs://bucket/logdir``.
         All sessions of a logdir are read, and the XPlane where a session has both forms. Without a raw profile,
-        XProf's tables (``*.overview_page.json`` and others) are read. A list may also have run folders of one job,
+        XProf's tables (``*.overview_page.json`` and others) are read, a table of operations of a job with pipeline
+        parallelism (Parquet or CSV), or the ``N_output.json`` of DLIO. A list may also have run folders of one job,
         one per process.
     device
         Name of the device in ``tpunb.analysis.DEVICES``, for files that do not name it: gives its kind and peaks.

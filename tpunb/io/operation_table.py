@@ -16,7 +16,6 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 
 from tpunb import schema
@@ -44,6 +43,7 @@ _TYPES = {"step": pl.Int64, "rank": pl.Int64, "stage": pl.Int64, "op": pl.String
 _TYPES |= {"dur": pl.Float64, "dp_rank": pl.Int64, "chunk": pl.Int64}
 _MOST_S = 2**62 / 1e12
 _MOST_NUMBER = 2**24  # ranks and stages: more are no such numbers
+_OVERLAP = 0.01  # of a step: start times may be rounded
 _SHOWN = 8  # steps and workers in a note
 
 
@@ -57,7 +57,6 @@ def profile(file: Location, name: str, source: Path | str) -> Profile | None:
     if table is None:
         return None
     rows, notes = _valid(table, file)
-    rows = rows.with_columns(host=pl.format("rank{}", "rank"))
     rows, absent, more = _workers(rows, file)
     notes += more
     rows, laid = _in_sequence(rows)
@@ -129,24 +128,18 @@ def _workers(rows: pl.DataFrame, file: Location) -> tuple[pl.DataFrame, list[tup
     kept = rows.join(workers, on=["stage", "dp_rank", "rank"], how="semi", maintain_order="left")
     beside = rows["rank"].n_unique() - len(workers)
     notes = [f"{plural(beside, 'rank')} beside others of the same stage and data-parallel rank"] * (beside > 0)
-    # ranks are usually numbered by both, so that the number of a missing one follows
-    places = workers.select("stage", "dp_rank", one=pl.lit(1.0)).cast(pl.Float64).to_numpy()
-    by, *_ = np.linalg.lstsq(places, workers["rank"].to_numpy().astype(float), rcond=None)
-    regular = np.abs(places @ by - workers["rank"].to_numpy()).max() < 1e-3
     grid = workers.select(pl.col("stage").unique()).join(workers.select(pl.col("dp_rank").unique()), how="cross")
     missing = grid.join(workers, on=["stage", "dp_rank"], how="anti").sort("stage", "dp_rank").rows()
-    names = {place: f"rank{by @ [*place, 1.0]:.0f}" if regular else f"rank of {place}" for place in missing}
-    absent = [
-        (names[stage, rank], f"no operations of stage {stage}, data-parallel rank {rank}") for stage, rank in missing
-    ]
-    return kept, absent, notes
+    absent = [(f"stage {stage}, dp {rank}", "no rank of this stage has operations") for stage, rank in missing]
+    return kept.with_columns(host=pl.format("rank{} (stage {}, dp {})", "rank", "stage", "dp_rank")), absent, notes
 
 
 def _in_sequence(rows: pl.DataFrame) -> tuple[pl.DataFrame, bool]:
     """Return rows of steps one after the other, and whether the file has times relative to their step."""
     end = pl.col("start_ps") + pl.col("dur_ps")
     bounds = rows.group_by("host", "step").agg(low=pl.col("start_ps").min(), high=end.max()).sort("host", "step")
-    if not bounds.select((pl.col("low") < pl.col("high").shift().over("host")).any()).item():
+    early = pl.col("high").shift() - _OVERLAP * (pl.col("high") - pl.col("low")).shift()
+    if not bounds.select((pl.col("low") < early.over("host")).any()).item():
         return rows, False
     spans = rows.group_by("step").agg(low=pl.col("start_ps").min(), high=end.max()).sort("step")
     ends = (pl.col("high") - pl.col("low")).cum_sum()
@@ -167,26 +160,21 @@ def _cut(rows: pl.DataFrame) -> list[int]:
 
 def _steps(rows: pl.DataFrame, damaged: list[int], chunks: int) -> Steps:
     end, key = pl.col("start_ps") + pl.col("dur_ps"), ["host", "step"]
-    waits = pl.col("op").str.contains(PEERS)
-    rows = rows.sort("host", "step", "start_ps", maintain_order=True)
-    frame = rows.group_by(key, maintain_order=True).agg(
-        pl.col("start_ps").min(), dur_ps=end.max() - pl.col("start_ps").min()
+    frame = (
+        rows.sort("host", "step")
+        .group_by(key, maintain_order=True)
+        .agg(pl.col("start_ps").min(), dur_ps=end.max() - pl.col("start_ps").min())
     )
-    for time, of in (("device_ps", rows), ("computing_ps", rows.filter(~waits)), ("collective_ps", rows.filter(waits))):
-        before = end.cum_max().shift(1).over(key).fill_null(-(2**62))
-        covered = (end - pl.max_horizontal("start_ps", before)).clip(0).sum().alias(time)
-        frame = frame.join(of.group_by(key).agg(covered), on=key, how="left", maintain_order="left")
-    busy, computing = pl.col("device_ps"), pl.col("computing_ps").fill_null(0)
     frame = frame.with_columns(
         kind=pl.lit("train"),
         traced=pl.when(pl.col("step").is_in(damaged)).then(pl.lit("partial")).otherwise(pl.lit("full")),
         rule=pl.lit("annotation"),
-        idle_ps=pl.col("dur_ps") - busy,
-        exposed_collective_ps=busy - computing,
-        collective_ps=pl.col("collective_ps").fill_null(0),
+        **dict.fromkeys(("device_ps", "idle_ps")),
     )
     sums = rows.group_by(*key, "op", maintain_order=True).agg(
         count=pl.len().cast(pl.Int64), total_ps=pl.col("dur_ps").sum(), self_ps=pl.col("dur_ps").sum()
     )
-    ops = sums.with_columns(side=pl.lit("device"), category=pl.when(waits).then(pl.lit("all-reduce")))
+    ops = sums.with_columns(
+        side=pl.lit("device"), category=pl.when(pl.col("op").str.contains(PEERS)).then(pl.lit("all-reduce"))
+    )
     return Steps(frame, ops, pipeline=schema.check(rows.clear() if chunks > 1 else rows, schema.PIPELINE, "pipeline"))
