@@ -1,10 +1,13 @@
 """Tables of operations as profiles: columns, units, and what is missing."""
 
+import contextlib
 import gzip
+import random
 
 import polars as pl
 import pytest
 from simulate.pipeline import Pipeline
+from test_damaged import flipped
 
 import tpunb as tp
 from tpunb.errors import BadProfile, ProfileNotFound
@@ -135,3 +138,14 @@ def test_ranks_beside_others_and_chunks_are_noted(table, tmp_path):
         steps = tp.steps(tp.load(saved(table.with_columns(chunk=pl.col("step") % 2), tmp_path)))
     assert steps.pipeline.is_empty()
     assert tp.hosts(steps).by == "step ends"
+
+
+@pytest.mark.parametrize("name", ["job.parquet", "job.csv"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_damaged_tables_end_in_a_profile_or_an_error(table, tmp_path, name):
+    path, rng = saved(table, tmp_path, name), random.Random(0)
+    whole = path.read_bytes()
+    for number in range(60):
+        path.write_bytes(flipped(whole, rng) if number % 3 else whole[: rng.randrange(len(whole))])
+        with contextlib.suppress(BadProfile):
+            tp.steps(tp.load(path))

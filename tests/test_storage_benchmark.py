@@ -1,11 +1,14 @@
 """Records of DLIO (MLPerf Storage): steps, accounts and utilisation, and the official figures of a submission."""
 
+import contextlib
 import json
 import os
+import random
 from pathlib import Path
 
 import polars as pl
 import pytest
+from test_damaged import flipped
 
 import tpunb as tp
 from tpunb.errors import BadProfile, ProfileNotFound, TpunbError
@@ -133,6 +136,16 @@ def test_folders_of_several_runs_and_lists_are_refused(tmp_path):
         tp.load(tmp_path)
     with pytest.raises(TpunbError, match="is a table of DLIO"):
         tp.load([tmp_path / "a" / "0_output.json"])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_damaged_records_end_in_a_profile_or_an_error(tmp_path):
+    path, rng = saved(tmp_path, {0: output(LOADS[0])}) / "0_output.json", random.Random(0)
+    whole = path.read_bytes()
+    for number in range(100):
+        path.write_bytes(flipped(whole, rng) if number % 3 else whole[: rng.randrange(len(whole))])
+        with contextlib.suppress(BadProfile):
+            tp.steps(tp.load(path))
 
 
 def test_the_official_figures_of_a_submission():

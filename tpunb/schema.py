@@ -386,7 +386,7 @@ PIPELINE = frame(
     dp_rank=Column(_INT, "Rank among the workers of the stage, which exchange gradients, from 0."),
     op=Column(NAME, 'Type of the operation, such as "forward-compute".'),
     start_ps=_START,
-    dur_ps=Column(_INT, "Duration in picoseconds; of a communication with the wait for others."),
+    dur_ps=Column(_INT, "Duration in picoseconds, with the wait for others."),
 )
 
 UTILISATION = frame(

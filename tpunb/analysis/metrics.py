@@ -555,23 +555,17 @@ def accelerator_utilisation(run: Run) -> pl.DataFrame:
     epochs = epochs.select("start_ps", epoch="detail", epoch_ps="dur_ps").unique().sort("start_ps")
     frame = found.frame if found.by_host is None else found.by_host.frame
     rows = frame.sort("start_ps").join_asof(epochs, on="start_ps").sort("host", "start_ps")
-    others = {name: pl.col(column).slice(1).sum() for column, name in _EPOCH.items()}
-    sums = (
-        rows.drop_nulls("epoch")
-        .group_by("host", "epoch", maintain_order=True)
-        .agg(
-            steps=pl.len(),
-            dur_ps=pl.col("epoch_ps").first(),
-            first_ps=(pl.col("dur_ps") - pl.col("collective_ps")).first(),
-            unrecorded_ps=pl.col("epoch_ps").first() - pl.col("dur_ps").sum(),
-            **others,
-        )
+    dur, others = pl.col("dur_ps"), {"compute": "device", "input": "input", "barrier": "collective"}
+    of_epoch = rows.drop_nulls("epoch").group_by("host", "epoch", maintain_order=True)
+    sums = of_epoch.agg(
+        steps=pl.len(),
+        dur_ps=pl.col("epoch_ps").first(),
+        first_ps=(dur - pl.col("collective_ps")).first(),
+        unrecorded_ps=pl.col("epoch_ps").first() - dur.sum(),
+        **{f"{name}_ps": pl.col(f"{column}_ps").slice(1).sum() for name, column in others.items()},
     )
-    whole = pl.col("dur_ps") - pl.col("first_ps")
-    return check(sums.with_columns(utilisation=pl.col("compute_ps") / whole), UTILISATION, "utilisation")
-
-
-_EPOCH = {"device_ps": "compute_ps", "input_ps": "input_ps", "collective_ps": "barrier_ps"}
+    sums = sums.with_columns(utilisation=pl.col("compute_ps") / (dur - pl.col("first_ps")))
+    return check(sums, UTILISATION, "utilisation")
 
 
 def weight_update_ps(weights: int, optimizer: str, device: Device | str) -> float | None:

@@ -133,7 +133,7 @@ def replay(pipeline: pl.DataFrame) -> Replay:
     rows = rows.with_columns(peers=pl.Series(_peers(rows)))
     skew = _skew(rows, len(workers))
     rows = rows.with_columns(pl.col("start_ps") - pl.Series(skew)[rows["worker"]])
-    rows = _typical(_own(rows))
+    rows = _timed(rows)
     before, after = (np.concatenate(ends) for ends in zip(*_waits(rows), strict=True))
     workers = workers.with_columns(skew_ps=pl.Series(skew))
     return Replay(rows, workers, rows["peers"].to_numpy(), before, after)
@@ -196,26 +196,20 @@ def _skew(rows: pl.DataFrame, workers: int) -> Ints:
     return np.where(np.abs(skew) > _ENDS_APART_PS, np.rint(skew), 0).astype(np.int64)
 
 
-def _own(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add ``own_ps``, the time of each operation from the start of its last peer; null if a peer has no data."""
-    absent, end = pl.col("absent"), pl.col("start_ps") + pl.col("dur_ps")
-    rows = rows.with_columns(
-        last=pl.col("start_ps").max().over("peers"),
-        whole=~absent.any().over("peers") & (~pl.col("op").is_in(_STREAMS) | (pl.len().over("peers") > 1)),
-    )
-    return rows.with_columns(own_ps=pl.when("whole").then((end - pl.col("last")).clip(0))).drop("last")
+def _timed(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add ``own_ps``, time from the start of the last peer, and ``typical_ps``: mean, of communications the median.
 
-
-def _typical(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add ``typical_ps``: of each type the mean, of a communication the median, which replaces unknown times too.
-
-    Unknown are those of workers without data, whose local operations take as long as others in their stage.
+    Operations with peers of which there is no data take their typical time, those of a worker without data as long as
+    others in their stage.
     """
-    own = pl.col("own_ps")
+    own, end = pl.col("own_ps"), pl.col("start_ps") + pl.col("dur_ps")
+    alone = pl.col("op").is_in(_STREAMS) & (pl.len().over("peers") == 1)
+    from_last = (end - pl.col("start_ps").max().over("peers")).clip(0).cast(pl.Float64)
+    rows = rows.with_columns(own_ps=pl.when(~alone & ~pl.col("absent").any().over("peers")).then(from_last))
     typical = pl.when(_LOCAL).then(own.mean().over("op")).otherwise(own.median().over("op"))
-    of_stage = pl.when(_LOCAL).then(own.mean().over("op", "stage"))
     rows = rows.with_columns(typical_ps=pl.coalesce(typical, pl.col("dur_ps").min().over("op").cast(pl.Float64)))
-    return rows.with_columns(own_ps=pl.coalesce(own.cast(pl.Float64), of_stage, "typical_ps"))
+    of_stage = pl.when(_LOCAL).then(own.mean().over("op", "stage"))
+    return rows.with_columns(own_ps=pl.coalesce(own, of_stage, "typical_ps"))
 
 
 def _waits(rows: pl.DataFrame) -> Iterator[tuple[Ints, Ints]]:

@@ -466,7 +466,8 @@ def _of_pipeline(pipeline: pl.DataFrame, tables: HostTables, frame: pl.DataFrame
     job = replay(pipeline.filter(pl.col("step").is_in(frame["step"].unique().to_list())))
     own, typical, worker = (job.table[name].to_numpy() for name in ("own_ps", "typical_ps", "worker"))
     measured, ideal = job.step_times([own, typical]).T
-    whole, slowdown = measured - ideal, measured.mean() / ideal.mean()
+    base = max(ideal.mean(), 1)
+    whole, slowdown = measured - ideal, measured.mean() / base
 
     def gains(masks: Iterable[Bools]) -> Floats:
         return np.asarray(measured[:, None] - job.step_times(np.where(mask, typical, own) for mask in masks))
@@ -475,7 +476,7 @@ def _of_pipeline(pipeline: pl.DataFrame, tables: HostTables, frame: pl.DataFrame
     by_worker = np.full(len(job.workers), np.inf)  # the lesser of stage and rank (section 3.3)
     for part, column in {"operation": "type", "stage": "stage", "data-parallel rank": "dp_rank"}.items():
         names, code = np.unique(job.table[column].to_numpy(), return_inverse=True)
-        only = job.step_times(np.where(code == n, own, typical) for n in range(len(names))).mean(axis=0) / ideal.mean()
+        only = job.step_times(np.where(code == n, own, typical) for n in range(len(names))).mean(axis=0) / base
         parts.append(_parts(part, names, only, gains(code == n for n in range(len(names))), whole))
         if part != "operation":
             by_worker = np.minimum(by_worker, only[np.searchsorted(names, job.workers[column].to_numpy())])
@@ -487,9 +488,7 @@ def _of_pipeline(pipeline: pl.DataFrame, tables: HostTables, frame: pl.DataFrame
     alone = gains(worker == one for one in tried)
     joint = gains(np.isin(worker, tried[: n + 1]) for n in range(len(tried)))
     few = _slow_workers(job, tried, joint.mean(axis=0) / max(whole.mean(), 1), known)
-    parts.append(
-        _parts("worker", job.workers["host"].gather(tried), np.sort(single)[::-1] / ideal.mean(), alone, whole)
-    )
+    parts.append(_parts("worker", job.workers["host"].gather(tried), np.sort(single)[::-1] / base, alone, whole))
     changed = _changed(job, order[: max(len(few), math.ceil(_SLOWEST * len(order)))])
     causes = _parts("cause", changed, None, measured[:, None] - job.step_times(changed.values()), whole)
     eligible = {"stage": True, "worker": len(few) > 0, "sequence": _follows_sequence(job)}

@@ -29,18 +29,18 @@ from tpunb.text import cut, format_error, plain, plural
 ENDINGS = (".parquet", ".csv", ".csv.gz")
 """Endings of the names of these tables."""
 
-_NAMES = {  # of the columns in files
-    "step": ("step",),
-    "rank": ("rank",),
-    "stage": ("stage", "pp_rank"),
-    "op": ("optype", "operation", "op"),
-    "start": ("start", "start_ts"),
-    "dur": ("duration", "dur"),
+_COLUMNS: dict[str, tuple[type[pl.DataType], tuple[str, ...]]] = {  # type, and names in files
+    "step": (pl.Int64, ("step",)),
+    "rank": (pl.Int64, ("rank",)),
+    "stage": (pl.Int64, ("stage", "pp_rank")),
+    "op": (pl.String, ("optype", "operation", "op")),
+    "start": (pl.Float64, ("start", "start_ts")),
+    "dur": (pl.Float64, ("duration", "dur")),
+    "dp_rank": (pl.Int64, ("dp_rank",)),
+    "chunk": (pl.Int64, ("chunk", "mc")),
 }
-_OPTIONAL = {"dp_rank": ("dp_rank",), "chunk": ("chunk", "mc")}
+_REQUIRED = [*_COLUMNS][:6]
 _ENOUGH = 4  # of the required columns, by which a table is one of operations
-_TYPES = {"step": pl.Int64, "rank": pl.Int64, "stage": pl.Int64, "op": pl.String, "start": pl.Float64}
-_TYPES |= {"dur": pl.Float64, "dp_rank": pl.Int64, "chunk": pl.Int64}
 _MOST_S = 2**62 / 1e12
 _MOST_NUMBER = 2**24  # ranks and stages: more are no such numbers
 _OVERLAP = 0.01  # of a step: start times may be rounded
@@ -88,31 +88,34 @@ def _read(file: Location) -> pl.DataFrame | None:
         data = io.BytesIO(storage.read(file).tobytes())
         scan = pl.scan_parquet(data) if is_parquet else pl.scan_csv(data, infer_schema_length=None)
         columns = scan.collect_schema().names()
-        found = {ours: name for ours, names in (_NAMES | _OPTIONAL).items() for name in names if name in columns}
-        missing = [names[0] for ours, names in _NAMES.items() if ours not in found]
-        if len(_NAMES) - len(missing) < _ENOUGH:
+        found = {ours: name for ours, (_, names) in _COLUMNS.items() for name in names if name in columns}
+        needed = {ours: _COLUMNS[ours][1][0] for ours in _REQUIRED}
+        missing = [name for ours, name in needed.items() if ours not in found]
+        if len(needed) - len(missing) < _ENOUGH:
             return None
         if missing:
             raise BadProfile(
                 f"{file}: the table of operations has no column {', '.join(missing)}; "
                 f"it has {', '.join(cut(plain(column)) for column in columns[:20])}",
-                hint=f"it needs {', '.join(names[0] for names in _NAMES.values())}; times are in seconds",
+                hint=f"it needs {', '.join(needed.values())}; times are in seconds",
             )
-        return scan.select(pl.col(name).cast(_TYPES[ours]).alias(ours) for ours, name in found.items()).collect()
-    except pl.exceptions.PolarsError as error:
+        return scan.select(pl.col(name).cast(_COLUMNS[ours][0]).alias(ours) for ours, name in found.items()).collect()
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise BadProfile(f"{file}: the table cannot be read: {format_error(error)}") from error
 
 
 def _valid(table: pl.DataFrame, file: Location) -> tuple[pl.DataFrame, list[str]]:
     """Return the rows that are operations, with times in picoseconds since the first, and a note of the others."""
     start, dur = pl.col("start"), pl.col("dur")
-    valid = pl.all_horizontal(pl.col(*_NAMES).is_not_null(), start.is_finite(), dur.is_between(0, _MOST_S))
+    valid = pl.all_horizontal(pl.col(*_REQUIRED).is_not_null(), start.is_finite(), dur.is_between(0, _MOST_S))
     rows = table.filter(valid, pl.col("rank", "stage").is_between(0, _MOST_NUMBER))
     if rows.is_empty():
         raise BadProfile(f"{file}: the table holds no operations", hint="it needs a row per operation")
     rows = rows.with_columns(start=start - start.min())
     if rows.select(start.max() + dur.max()).item() > _MOST_S:
-        raise BadProfile(f"{file}: operations are {rows.select(start.max()).item():.3g} s apart", hint="in seconds")
+        raise BadProfile(
+            f"{file}: operations are {rows.select(start.max()).item():.3g} s apart", hint="give times in seconds"
+        )
     times = [(pl.col(name) * 1e12).round().cast(pl.Int64).alias(f"{name}_ps") for name in ("start", "dur")]
     lost = table.height - rows.height
     return rows.with_columns(times).drop("start", "dur"), [f"{plural(lost, 'row')} without valid values"] * (lost > 0)
@@ -148,12 +151,12 @@ def _in_sequence(rows: pl.DataFrame) -> tuple[pl.DataFrame, bool]:
 
 
 def _cut(rows: pl.DataFrame) -> list[int]:
-    """Return the steps in which a rank lacks types of operations, or the backward computation of a forward one."""
+    """Return the steps in which a rank lacks usual operations, or the backward computation of a forward one."""
     counts = rows.group_by("host", "step").agg(
         kinds=pl.col("op").n_unique(),
         open=(pl.col("op") == "forward-compute").sum() != (pl.col("op") == "backward-compute").sum(),
     )
-    few = pl.col("open") | (pl.col("kinds") < pl.col("kinds").max().over("host"))
+    few = pl.col("open") | (pl.col("kinds") < pl.col("kinds").median().over("host"))
     few |= pl.len().over("step") < pl.col("host").n_unique()
     return counts.filter(few)["step"].unique().sort().to_list()
 
