@@ -119,6 +119,15 @@ def test_one_worker_per_stage_is_a_stage_and_equally_slow_workers_are_named_toge
     assert {*two.frame.filter("named")["host"]} == {"rank6 (stage 1, dp 2)", "rank8 (stage 2, dp 0)"}
 
 
+def test_of_many_workers_the_slowest_are_replayed(load):
+    found = tp.hosts(load(Pipeline(ranks=9, steps=2, microbatches=4, worker={(3, 7): 1.8}).table()))
+    assert found.frame.height == 36
+    assert found.frame["host"][0] == "rank34 (stage 3, dp 7)"
+    assert found.frame["costs_ps"].is_null().to_list() == [False] * 16 + [True] * 20
+    assert found.what_if.filter(part="worker").height == 16
+    assert found.cause == "worker"
+
+
 def test_a_job_and_its_steps_and_phases_have_the_same_hosts(load, slow):
     phases = tp.phases(load(SLOW.table()))
     assert tp.hosts(phases).what_if.equals(slow.what_if)

@@ -569,7 +569,8 @@ def _worker_rows(
     columns = {"costs_ps": alone.sum(axis=0), "together_ps": joint.sum(axis=0)}
     sums = pl.DataFrame({name: pl.Series(values).round().cast(pl.Int64) for name, values in columns.items()})
     often = pl.Series([_recurrence(gain.clip(0)) for gain in alone.T], dtype=pl.String)
-    rows = pl.concat([rows, sums.with_columns(often.alias("recurrence"))], how="horizontal").select(
+    tried = sums.with_columns(job.workers["worker"].gather(order[: len(sums)]), often.alias("recurrence"))
+    rows = rows.join(tried, on="worker", how="left", maintain_order="left").select(
         *("host", "skew_ps", *columns),
         named=is_named,
         cause=pl.when(is_named).then(pl.when(local).then(pl.lit("compute")).otherwise(pl.lit("unknown"))),

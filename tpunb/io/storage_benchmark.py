@@ -58,7 +58,8 @@ def profile(files: Mapping[str, bytes], epochs: bytes | None, name: str, source:
     short = counts.filter(pl.col("len") < pl.col("len").max())["host"].to_list()
     notes += [f"{plural(len(short), 'rank')} with fewer steps than others: {', '.join(short[:8])}"] if short else []
     rows = _placed(rows, walls)
-    span_ps = max(int(rows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item()), walls["end_ps"].max() or 0)  # type: ignore[type-var]
+    last = rows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item()
+    span_ps = int(max([last, *walls["end_ps"]]))
     windows = counts.select(
         *("host", pl.lit(0).alias("window"), pl.lit(0).alias("start_ps"), pl.lit(span_ps).alias("dur_ps")),
         *(pl.col("len").alias(name) for name in ("events", "steps")),
@@ -164,8 +165,11 @@ def _steps(rows: pl.DataFrame, **facts: Any) -> Steps:
         idle_ps=pl.col("dur_ps") - pl.col("device_ps"),
         duty_cycle=pl.col("device_ps") / pl.col("dur_ps"),
     )
-    ops = {"load": ("host", "input_ps", None), "compute": ("device", "device_ps", None)}
-    ops["barrier"] = "device", "collective_ps", "all-reduce"
+    ops = {
+        "load": ("host", "input_ps", None),
+        "compute": ("device", "device_ps", None),
+        "barrier": ("device", "collective_ps", "all-reduce"),
+    }
     parts = [
         frame.select("host", "step", op=pl.lit(op), side=pl.lit(side), category=pl.lit(category, pl.String),
                      count=1, total_ps=time, self_ps=time)
