@@ -3,8 +3,8 @@
 ``python benchmarks/jobs.py [--quick]`` with ``TPUNB_DATA``: all is quick. The last line is one JSON object:
 
 - ``slowdown``: worst relative error of the slowdown of a job against operations of typical length
-- ``by_type``: worst relative error of that by operation type, stage and data-parallel rank, and of the step time
-  without the slowest worker or the last stage
+- ``by_type``: worst relative error of that by operation type, stage, data-parallel rank and worker, and of the step
+  time without the slowest worker or the last stage
 - ``causes``: share of real and simulated jobs whose cause is right, "none" included
 - ``au``: worst difference to the official accelerator utilisation of an epoch, in points
 - ``load_s``: seconds to load 117,216 operations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import time
 import warnings
@@ -37,6 +38,11 @@ def published(folder: Path, job: str, found: tp.analysis.Hosts) -> Iterator[tupl
     for key, part in PARTS.items():
         for name, slowdown in result[f"blocking_decompose_by_{key}"].items():
             yield "by_type", ours[part, name.replace("pp-comm", "transfer").replace("d-tr", "d tr")], slowdown
+    stages, ranks = (result[f"blocking_decompose_by_{key}"] for key in ("stage", "dp_rank"))
+    for (part, name), slowdown in ours.items():
+        if part == "worker":
+            stage, rank = re.findall(r"(\d+)[,)]", name)
+            yield "by_type", slowdown, min(stages[stage], ranks[rank])
     gains = {(part, name): gain / 1e12 for part, name, gain in found.what_if.select("part", "name", "gain_ps").rows()}
     last = max(found.what_if.filter(part="stage")["name"], key=int)
     for kind, part in (("mw", ("cause", "worker")), ("ms", ("stage", last))):

@@ -488,7 +488,8 @@ def _of_pipeline(pipeline: pl.DataFrame, tables: HostTables, frame: pl.DataFrame
     alone = gains(worker == one for one in tried)
     joint = gains(np.isin(worker, tried[: n + 1]) for n in range(len(tried)))
     few = _slow_workers(job, tried, joint.mean(axis=0) / max(whole.mean(), 1), known)
-    parts.append(_parts("worker", job.workers["host"].gather(tried), np.sort(single)[::-1] / base, alone, whole))
+    slow = np.minimum(by_worker[tried], np.sort(single)[::-1] / base)
+    parts.append(_parts("worker", job.workers["host"].gather(tried), slow, alone, whole))
     changed = _changed(job, order[: max(len(few), math.ceil(_SLOWEST * len(order)))])
     causes = _parts("cause", changed, None, measured[:, None] - job.step_times(changed.values()), whole)
     eligible = {"stage": True, "worker": len(few) > 0, "sequence": _follows_sequence(job)}
