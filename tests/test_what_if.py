@@ -33,7 +33,7 @@ def slow(load):
 
 def own_times(steps):
     job = replay(steps.pipeline)
-    return job, job.step_times([job.table["own_ps"].to_numpy()])[:, 0] / 1e12
+    return job, job.step_times([job.table["active_ps"].to_numpy()])[:, 0] / 1e12
 
 
 @pytest.mark.parametrize("stages", [1, 2, 5])

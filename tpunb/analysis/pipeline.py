@@ -42,7 +42,7 @@ class Replay:
 
     `table` has a row per operation with ``host``, ``step``, ``stage``, ``dp_rank``, ``op``, ``type``
     (send and receive are one), ``worker`` (its place in `workers`), ``number`` (of its type of operation in the step),
-    ``own_ps`` (without the wait for peers) and ``typical_ps``; `workers` a row per worker with ``host``
+    ``active_ps`` (without the wait for peers) and ``typical_ps``; `workers` a row per worker with ``host``
     (null if it has no data) and ``skew_ps``.
     """
 
@@ -102,7 +102,7 @@ class Replay:
 
     def chain(self) -> Ints:
         """Return the rows of the operations that end each step, in order, each the last that the next waited for."""
-        end = self.ends(self.table["own_ps"].to_numpy()[:, None])[:, 0]
+        end = self.ends(self.table["active_ps"].to_numpy()[:, None])[:, 0]
         last, by_end = np.full(self.peers.max() + 1, -1), np.argsort(end[self.before], kind="stable")
         last[self.peers[self.after[by_end]]] = self.before[by_end]  # of equal places the latest stays
         order = np.lexsort((end, self._step))
@@ -197,19 +197,19 @@ def _skew(rows: pl.DataFrame, workers: int) -> Ints:
 
 
 def _timed(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add ``own_ps``, time from the start of the last peer, and ``typical_ps``: mean, of communications the median.
+    """Add ``active_ps``, time from the start of the last peer, and ``typical_ps``: mean, of communications the median.
 
     Operations with peers of which there is no data take their typical time, those of a worker without data as long as
     others in their stage.
     """
-    own, end = pl.col("own_ps"), pl.col("start_ps") + pl.col("dur_ps")
+    active, end = pl.col("active_ps"), pl.col("start_ps") + pl.col("dur_ps")
     alone = pl.col("op").is_in(_STREAMS) & (pl.len().over("peers") == 1)
     from_last = (end - pl.col("start_ps").max().over("peers")).clip(0).cast(pl.Float64)
-    rows = rows.with_columns(own_ps=pl.when(~alone & ~pl.col("absent").any().over("peers")).then(from_last))
-    typical = pl.when(_LOCAL).then(own.mean().over("op")).otherwise(own.median().over("op"))
+    rows = rows.with_columns(active_ps=pl.when(~alone & ~pl.col("absent").any().over("peers")).then(from_last))
+    typical = pl.when(_LOCAL).then(active.mean().over("op")).otherwise(active.median().over("op"))
     rows = rows.with_columns(typical_ps=pl.coalesce(typical, pl.col("dur_ps").min().over("op").cast(pl.Float64)))
-    of_stage = pl.when(_LOCAL).then(own.mean().over("op", "stage"))
-    return rows.with_columns(own_ps=pl.coalesce(own, of_stage, "typical_ps"))
+    of_stage = pl.when(_LOCAL).then(active.mean().over("op", "stage"))
+    return rows.with_columns(active_ps=pl.coalesce(active, of_stage, "typical_ps"))
 
 
 def _waits(rows: pl.DataFrame) -> Iterator[tuple[Ints, Ints]]:

@@ -464,25 +464,25 @@ _SLOWEST = 0.03  # share of workers that count as the slowest, at least one (Eq.
 def _of_pipeline(pipeline: pl.DataFrame, tables: HostTables, frame: pl.DataFrame) -> Hosts:
     """Return the hosts of a job with pipeline parallelism, by its replay with operations of typical length."""
     job = replay(pipeline.filter(pl.col("step").is_in(frame["step"].unique().to_list())))
-    own, typical, worker = (job.table[name].to_numpy() for name in ("own_ps", "typical_ps", "worker"))
-    measured, ideal = job.step_times([own, typical]).T
+    active, typical, worker = (job.table[name].to_numpy() for name in ("active_ps", "typical_ps", "worker"))
+    measured, ideal = job.step_times([active, typical]).T
     base = max(ideal.mean(), 1)
     whole, slowdown = measured - ideal, measured.mean() / base
 
     def gains(masks: Iterable[Bools]) -> Floats:
-        return np.asarray(measured[:, None] - job.step_times(np.where(mask, typical, own) for mask in masks))
+        return np.asarray(measured[:, None] - job.step_times(np.where(mask, typical, active) for mask in masks))
 
     parts = [_parts("job", ["job"], np.array([slowdown]), whole[:, None], whole)]
     by_worker = np.full(len(job.workers), np.inf)  # the lesser of stage and rank (section 3.3)
     for part, column in {"operation": "type", "stage": "stage", "data-parallel rank": "dp_rank"}.items():
         names, code = np.unique(job.table[column].to_numpy(), return_inverse=True)
-        only = job.step_times(np.where(code == n, own, typical) for n in range(len(names))).mean(axis=0) / base
+        only = job.step_times(np.where(code == n, active, typical) for n in range(len(names))).mean(axis=0) / base
         parts.append(_parts(part, names, only, gains(code == n for n in range(len(names))), whole))
         if part != "operation":
             by_worker = np.minimum(by_worker, only[np.searchsorted(names, job.workers[column].to_numpy())])
     known = np.flatnonzero(job.workers["host"].is_not_null().to_numpy())
-    order = known[np.lexsort((-np.bincount(worker, own - typical)[known], -by_worker[known]))]
-    single = job.step_times(np.where(worker == one, own, typical) for one in order[:_REPLAYED]).mean(axis=0)
+    order = known[np.lexsort((-np.bincount(worker, active - typical)[known], -by_worker[known]))]
+    single = job.step_times(np.where(worker == one, active, typical) for one in order[:_REPLAYED]).mean(axis=0)
     tried = order[np.argsort(-single, kind="stable")]
     order = np.concatenate([tried, order[_REPLAYED:]])
     alone = gains(worker == one for one in tried)
@@ -501,7 +501,7 @@ def _of_pipeline(pipeline: pl.DataFrame, tables: HostTables, frame: pl.DataFrame
         chain.select(
             *("step", "host", "op"),
             segment=pl.int_range(1, pl.len() + 1).over("step"),
-            dur_ps=pl.col("own_ps").round(),
+            dur_ps=pl.col("active_ps").round(),
             **dict.fromkeys(("device", "gain_ps")),
         ),
         pl.DataFrame(
@@ -541,12 +541,12 @@ def _parts(part: str, names: Iterable[Any], slowdown: Floats | None, gains: Floa
 
 def _changed(job: Replay, slowest: Ints) -> dict[str, Floats]:
     """Return the durations of operations without each cause."""
-    own, typical = pl.col("own_ps"), pl.col("typical_ps")
+    active, typical = pl.col("active_ps"), pl.col("typical_ps")
     computes = pl.col("op").str.ends_with("compute")
     choices = {
-        "worker": pl.when(pl.col("worker").is_in(slowest.tolist())).then(typical).otherwise(own),
-        "stage": pl.when(computes).then(own * typical / own.mean().over("op", "stage")).otherwise(own),
-        "sequence": pl.when(computes).then(own.mean().over("op", "worker")).otherwise(own),
+        "worker": pl.when(pl.col("worker").is_in(slowest.tolist())).then(typical).otherwise(active),
+        "stage": pl.when(computes).then(active * typical / active.mean().over("op", "stage")).otherwise(active),
+        "sequence": pl.when(computes).then(active.mean().over("op", "worker")).otherwise(active),
     }
     return {name: job.table.select(choice).to_series().to_numpy() for name, choice in choices.items()}
 
@@ -554,8 +554,8 @@ def _changed(job: Replay, slowest: Ints) -> dict[str, Floats]:
 def _follows_sequence(job: Replay) -> bool:
     """Return whether microbatches with a long forward computation have a long backward one."""
     key = ["step", "worker", "number"]
-    both = [job.table.filter(op=f"{name}-compute").select(*key, "own_ps") for name in ("forward", "backward")]
-    pairs = both[0].join(both[1], on=key).group_by("worker").agg(pl.corr("own_ps", "own_ps_right").alias("alike"))
+    both = [job.table.filter(op=f"{name}-compute").select(*key, "active_ps") for name in ("forward", "backward")]
+    pairs = both[0].join(both[1], on=key).group_by("worker").agg(pl.corr("active_ps", "active_ps_right").alias("alike"))
     return bool(np.nanmedian(pairs["alike"].to_numpy()) >= _ALIKE) if len(pairs) else False
 
 
@@ -563,7 +563,7 @@ def _worker_rows(
     job: Replay, order: Ints, named: Ints, alone: Floats, joint: Floats, lost: pl.DataFrame
 ) -> pl.DataFrame:
     """Return ``tpunb.schema.HOSTS``, the slowest first, then those that are lost."""
-    more = job.table.group_by("worker", "op").agg(more=(pl.col("own_ps") - pl.col("typical_ps")).sum())
+    more = job.table.group_by("worker", "op").agg(more=(pl.col("active_ps") - pl.col("typical_ps")).sum())
     worst = more.sort("more", "op").group_by("worker", maintain_order=True).last()
     rows: pl.DataFrame = job.workers[order.tolist()].join(worst, on="worker", how="left", maintain_order="left")
     is_named, local = pl.col("worker").is_in(named.tolist()), ~pl.col("op").str.contains(op_names.PEERS)

@@ -88,7 +88,7 @@ def _heat_map(cells: pl.DataFrame) -> alt.LayerChart:
         base.mark_rect(color=PALETTE[5]).encode(opacity=alt.Opacity("slowdown:Q", scale=scale, legend=None)),
         base.mark_text(color=INK).encode(text="shown:N"),
     ]
-    title = "Slowdown if only this worker takes as long as measured, by data-parallel rank and stage"
+    title = "Slowdown by each worker alone, data-parallel ranks down and stages across"
     height = _ROW * cells["rank"].n_unique()
     return alt.LayerChart(layer=layer, title=alt.TitleParams(title, fontSize=11), width=WIDTH, height=height)
 

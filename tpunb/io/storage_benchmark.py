@@ -38,7 +38,7 @@ _BLOCK = ["epoch", "block"]
 def profile(files: Mapping[str, bytes], epochs: bytes | None, name: str, source: Path | str) -> Profile:
     """Return the profile of some processes, by file name: a host each, with its steps in all epochs.
 
-    Steps of an epoch are one after the other, each as long as that of the slowest process, since all wait at a barrier;
+    Steps of an epoch are one after the other, each until the slowest process ends, since all wait at a barrier;
     what the epoch takes longer follows its last step. Damaged files are skipped. Raises BadProfile if all are.
     """
     frames, skipped = list[pl.DataFrame](), list[tuple[str, str]]()
