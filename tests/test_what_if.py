@@ -154,6 +154,7 @@ def test_published_jobs_have_their_published_answers(job, cause, worker):
     assert max(errors["slowdown"]) < 1e-5
     parts = found.what_if.filter(~pl.col("part").is_in(["job", "cause"]))
     assert len(errors["by_type"]) == len(parts) + 2  # and the times without the slowest worker or the last stage
-    assert max(errors["by_type"]) < 1e-4
+    assert sorted(errors["by_type"])[len(errors["by_type"]) // 2] < 1e-6
+    assert max(errors["by_type"]) < 0.01  # of workers that alone slow the job less than their stage and rank do
     assert found.cause == cause
     assert found.frame.filter("named")["host"].to_list() == [worker] * (worker is not None)

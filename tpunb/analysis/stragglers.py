@@ -480,14 +480,14 @@ def _of_pipeline(pipeline: pl.DataFrame, tables: HostTables, frame: pl.DataFrame
         parts.append(_parts(part, names, only, gains(code == n for n in range(len(names))), whole))
         if part != "operation":
             by_worker = np.minimum(by_worker, only[np.searchsorted(names, job.workers[column].to_numpy())])
-    known = np.flatnonzero(job.workers["host"].is_not_null().to_numpy())
-    order = known[np.lexsort((-np.bincount(worker, active - typical)[known], -by_worker[known]))]
+    present = np.flatnonzero(job.workers["host"].is_not_null().to_numpy())
+    order = present[np.lexsort((-np.bincount(worker, active - typical)[present], -by_worker[present]))]
     single = job.step_times(np.where(worker == one, active, typical) for one in order[:_REPLAYED]).mean(axis=0)
     tried = order[np.argsort(-single, kind="stable")]
     order = np.concatenate([tried, order[_REPLAYED:]])
     alone = gains(worker == one for one in tried)
     joint = gains(np.isin(worker, tried[: n + 1]) for n in range(len(tried)))
-    few = _slow_workers(job, tried, joint.mean(axis=0) / max(whole.mean(), 1), known)
+    few = _slow_workers(job, tried, joint.mean(axis=0) / max(whole.mean(), 1), present)
     slow = np.minimum(by_worker[tried], np.sort(single)[::-1] / base)
     parts.append(_parts("worker", job.workers["host"].gather(tried), slow, alone, whole))
     changed = _changed(job, order[: max(len(few), math.ceil(_SLOWEST * len(order)))])
@@ -518,12 +518,12 @@ def _of_pipeline(pipeline: pl.DataFrame, tables: HostTables, frame: pl.DataFrame
     )
 
 
-def _slow_workers(job: Replay, tried: Ints, explained: Floats, known: Ints) -> Ints:
+def _slow_workers(job: Replay, tried: Ints, explained: Floats, present: Ints) -> Ints:
     """Return the fewest workers that explain the slowdown, none if they do not or are most of their stage."""
-    most = explained[: max(len(known) // 3, 1)]
+    most = explained[: max(len(present) // 3, 1)]
     few = tried[: int((most >= _NEARLY * most.max()).argmax()) + 1]
     stage = job.workers["stage"].to_numpy()
-    sizes, slow = (np.bincount(stage[of], minlength=int(stage.max()) + 1) for of in (known, few))
+    sizes, slow = (np.bincount(stage[of], minlength=int(stage.max()) + 1) for of in (present, few))
     return few if explained[len(few) - 1] >= _CAUSED and not (2 * slow > sizes).any() else few[:0]
 
 
