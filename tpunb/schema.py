@@ -365,14 +365,53 @@ HOSTS = frame(
     lost=Column(_TEXT, "Why there is no data of the host, or null."),
 )
 
+WHAT_IF = frame(
+    "WHAT_IF",
+    "One row per part of a job with pipeline parallelism, by replay with operations of typical length.",
+    part=Column(_TEXT, 'What the part is: "job", "operation", "stage", "data-parallel rank", "worker" or "cause".'),
+    name=Column(_TEXT, "Type of operation, number of the stage or rank, name of the worker, or the cause."),
+    slowdown=Column(_FLOAT, "Step time with only the part as measured, by that with typical times, null for a cause."),
+    gain_ps=Column(_INT, "Time that a step would gain if the part took its typical time, in picoseconds."),
+    low_ps=Column(_INT, "Lower end of the 95 % interval of the gain in picoseconds, or null."),
+    high_ps=Column(_INT, "Upper end of the 95 % interval of the gain in picoseconds, or null."),
+    explained=Column(_FLOAT, "Gain as a share of that of the whole job, or null."),
+)
+
+PIPELINE = frame(
+    "PIPELINE",
+    "One row per operation of a worker of a job with pipeline parallelism.",
+    host=_HOST._replace(dtype=NAME),
+    step=_STEP,
+    stage=Column(_INT, "Number of the stage, from 0."),
+    dp_rank=Column(_INT, "Rank among the workers of the stage, which exchange gradients, from 0."),
+    op=Column(NAME, 'Type of the operation, such as "forward-compute".'),
+    start_ps=_START,
+    dur_ps=Column(_INT, "Duration in picoseconds, with the wait for others."),
+)
+
+UTILISATION = frame(
+    "UTILISATION",
+    "One row per (host, epoch) of a storage benchmark.",
+    host=_HOST,
+    epoch=Column(_TEXT, 'Epoch, with its block if it has several, such as "epoch 2".'),
+    steps=Column(_INT, "Number of steps."),
+    dur_ps=Column(_INT, "Time of the epoch in picoseconds."),
+    first_ps=Column(_INT, "Time of the first step, which readers start in, in picoseconds."),
+    compute_ps=Column(_INT, "Time of computation in the other steps, in picoseconds."),
+    input_ps=Column(_INT, "Time in which the other steps wait for input, in picoseconds."),
+    barrier_ps=Column(_INT, "Time in which the other steps wait for the slowest host, in picoseconds."),
+    unrecorded_ps=Column(_INT, "Time of the epoch outside of steps, in picoseconds."),
+    utilisation=Column(_FLOAT, "Computation as a share of the epoch without its first step, 0 to 1."),
+)
+
 CRITICAL = frame(
     "CRITICAL",
-    "One row per (step, segment): the chain of devices that others waited for, up to the end of the step.",
+    "One row per (step, segment): the chain of devices, or operations, that others waited for, up to its end.",
     step=_STEP,
     segment=Column(_INT, "Number of the segment in the step, from 1: the time up to the end of a collective."),
-    host=Column(_TEXT, "Host that arrived last."),
+    host=Column(_TEXT, "Host that arrived last, or whose operation it is."),
     device=Column(_TEXT, "Device of the host that arrived last, or null."),
-    op=Column(NAME, "Collective that waited for it, or null without collectives."),
+    op=Column(NAME, "Collective that waited for it, operation of a pipeline, or null without collectives."),
     dur_ps=Column(_INT, "Time of the segment by the clock of the host, in picoseconds, null for the first."),
     gain_ps=Column(_INT, "Time by which it came later than the second-last host, in picoseconds."),
 )
@@ -382,7 +421,7 @@ LATENESS = frame(
     "One row per (host, step) with collectives.",
     host=_HOST._replace(dtype=NAME),
     step=_STEP,
-    late_ps=Column(_INT, "Time by which it came later than the median host, summed over collectives, in picoseconds."),
+    late_ps=Column(_INT, "Time that it came later than the median host, or a pipeline would gain, in picoseconds."),
 )
 
 LOST = frame(

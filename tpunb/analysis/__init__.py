@@ -5,7 +5,7 @@ from tpunb.analysis.advice import ACCOUNT_RULES, HEADROOM_RULES, HOST_RULES, RUL
 from tpunb.analysis.compare import Comparison, compare
 from tpunb.analysis.goodput import Goodput, goodput
 from tpunb.analysis.history import runs
-from tpunb.analysis.metrics import account_metrics, phase_metrics, weight_update_ps
+from tpunb.analysis.metrics import accelerator_utilisation, account_metrics, phase_metrics, weight_update_ps
 from tpunb.analysis.quality import assess, distinguishing_ops, label_agreement, stability
 from tpunb.analysis.report import Report, report
 from tpunb.analysis.representatives import Representatives, representative, representatives
@@ -34,6 +34,7 @@ __all__ = [
     "Slowdown",
     "StepTrace",
     "Verdict",
+    "accelerator_utilisation",
     "account_metrics",
     "advise",
     "assess",

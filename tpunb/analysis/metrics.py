@@ -11,13 +11,14 @@ import polars as pl
 
 from tpunb.analysis.goodput import Goodput, goodput, totals
 from tpunb.analysis.roofline import Roofline, device_of
+from tpunb.analysis.run import Run, loaded, steps
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.op_matrix import op_matrix
-from tpunb.schema import ACCOUNTS
+from tpunb.schema import ACCOUNTS, SPANS, UTILISATION, check
 from tpunb.step_stats.launches import sync_place
 
 READS = 0.05
@@ -514,6 +515,57 @@ def _rebuilt(steps: Steps, hosts: int) -> tuple[int, int]:
 # times that each weight is read or written: weight, gradient and moments; for LARS the norms of weight and gradient too
 _PASSES = {"sgd": 3, "momentum": 5, "rmsprop": 5, "adagrad": 5, "lars": 7, "adam": 7, "adamw": 7}
 _REDUCE, _SCATTER = r"(?i)all.?reduce", r"(?i)reduce.?scatter"
+
+
+def accelerator_utilisation(run: Run) -> pl.DataFrame:
+    """Return the utilisation of accelerators in each epoch of a storage benchmark, as MLPerf Storage defines it.
+
+    It is the computation as a share of the wall time of the epoch, both without the first step [1]_. The official
+    figure of an epoch is the mean over processes.
+
+    Parameters
+    ----------
+    run
+        Folder with the ``N_output.json`` of DLIO's processes and their ``per_epoch_stats.json``, its Profile, Steps or
+        Phases.
+
+    Returns
+    -------
+    polars.DataFrame
+        ``tpunb.schema.UTILISATION``, in order of hosts and time.
+
+    Raises
+    ------
+    TypeError
+        When `run` is something else.
+    TpunbError
+        When the wall time of epochs is unknown.
+
+    References
+    ----------
+    .. [1] https://github.com/argonne-lcf/dlio_benchmark
+    """
+    found = steps(loaded(run, "accelerator_utilisation"))
+    spans = pl.DataFrame(schema=SPANS) if found.wall is None else found.wall.spans
+    epochs = spans.filter(pl.col("detail").str.starts_with("epoch "), account="fit")
+    if epochs.is_empty():
+        raise TpunbError(
+            f"{found.name or 'the run'} has no wall time of epochs", hint="load a folder of DLIO's results"
+        )
+    epochs = epochs.select("start_ps", epoch="detail", epoch_ps="dur_ps").unique().sort("start_ps")
+    frame = found.frame if found.by_host is None else found.by_host.frame
+    rows = frame.sort("start_ps").join_asof(epochs, on="start_ps").sort("host", "start_ps")
+    dur, others = pl.col("dur_ps"), {"compute": "device", "input": "input", "barrier": "collective"}
+    of_epoch = rows.drop_nulls("epoch").group_by("host", "epoch", maintain_order=True)
+    sums = of_epoch.agg(
+        steps=pl.len(),
+        dur_ps=pl.col("epoch_ps").first(),
+        first_ps=(dur - pl.col("collective_ps")).first(),
+        unrecorded_ps=pl.col("epoch_ps").first() - dur.sum(),
+        **{f"{name}_ps": pl.col(f"{column}_ps").slice(1).sum() for name, column in others.items()},
+    )
+    sums = sums.with_columns(utilisation=pl.col("compute_ps") / (dur - pl.col("first_ps")))
+    return check(sums, UTILISATION, "utilisation")
 
 
 def weight_update_ps(weights: int, optimizer: str, device: Device | str) -> float | None:

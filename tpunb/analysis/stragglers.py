@@ -1,9 +1,12 @@
-"""Hosts that delay a job: judged by the waits inside collectives, where the last to arrive waits least."""
+"""Hosts that delay a job: judged by the waits inside collectives, where the last to arrive waits least.
+
+Of a job with pipeline parallelism hosts are judged by replay with operations of typical length.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,13 +14,15 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
+from tpunb.analysis import batch_means
 from tpunb.analysis.barriers import Barriers, clocks, find_barriers, median
+from tpunb.analysis.pipeline import Replay, replay
 from tpunb.analysis.run import Run, loaded, steps
 from tpunb.errors import NoSteps
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.conversion import Tabular
-from tpunb.frames.op_matrix import Floats, Ints
+from tpunb.frames.op_matrix import Bools, Floats, Ints
 from tpunb.frames.steps import HostTables
 from tpunb.step_stats import op_names
 from tpunb.step_stats.merge_hosts import host_tables, of_job
@@ -41,9 +46,14 @@ class Hosts(Tabular):
     span_ps
         Step time of the job in picoseconds, median over hosts: the base of every share.
     by
-        What arrivals were judged by: "collectives", or "step ends" if none are recorded.
+        What arrivals were judged by: "collectives", "step ends" if none are recorded, or "replay" of a pipeline.
     notes
         What is not judged, one line each.
+    what_if
+        Slowdown and gain of parts of a job with pipeline parallelism: ``tpunb.schema.WHAT_IF``; empty for others.
+    cause
+        What slows a pipeline down: "worker", "stage", "sequence" (work that differs from microbatch to microbatch),
+        "none", or "unknown"; None for other jobs.
     """
 
     frame: pl.DataFrame
@@ -52,15 +62,23 @@ class Hosts(Tabular):
     span_ps: int
     by: str = "collectives"
     notes: tuple[str, ...] = field(default=())
+    what_if: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.WHAT_IF))
+    cause: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("frame", "critical", "lateness"):
+        for name in ("frame", "critical", "lateness", "what_if"):
             columns = getattr(schema, "HOSTS" if name == "frame" else name.upper())
             object.__setattr__(self, name, schema.check(getattr(self, name), columns, name))
 
     def share(self, time_ps: int | None) -> float:
         """Return a time as a share of the step time of the job."""
         return (time_ps or 0) / max(self.span_ps, 1)
+
+    @property
+    def slowdown(self) -> float | None:
+        """Step time as a multiple of that with operations of typical length; None without a pipeline."""
+        whole = self.what_if.filter(part="job")["slowdown"]
+        return whole[0] if len(whole) else None
 
     @property
     def sentence(self) -> str:
@@ -71,7 +89,14 @@ class Hosts(Tabular):
         present, lost = self.frame.filter(pl.col("lost").is_null()), self.frame["lost"].drop_nulls()
         named, judged = present.filter("named"), present.drop_nulls("costs_ps")
         first = plural(present.height, "host")
-        if judged.is_empty():
+        if self.slowdown is not None:
+            first += f", slowdown {self.slowdown:.2f} against operations of typical length"
+        if self.cause in _UNEVEN:
+            stage = self.what_if.filter(part="stage").sort("slowdown")["name"][-1]
+            slowest = f", of which stage {stage} is the slowest" if self.cause == "stage" else ""
+            gain = f"even work would gain {self._gain(self.cause)} of step time"
+            yield f"{first}, by {_UNEVEN[self.cause]}{slowest}: {gain}"
+        elif judged.is_empty():
             yield f"{first}, none waits for another"
         elif named.is_empty():
             gain = percent(self.share(judged["costs_ps"][0]), 2)
@@ -84,14 +109,25 @@ class Hosts(Tabular):
             yield f"{first}, replace {', '.join(each)}{more}"
             together = percent(self.share(named["together_ps"][-1]), 1)
             yield f"{together} together, of step time" if named.height > 1 else "of step time"
-        if self.by != "collectives" and not judged.is_empty():
+            yield from [f"95 % interval {self._gain('worker')}"] if self.cause == "worker" else []
+        if self.by == "step ends" and not judged.is_empty():
             yield f"judged by {self.by}, as no collectives are recorded"
         if lost.len():
             yield f"{lost.len():,} lost"
         yield from map(plain, self.notes)
 
+    def _gain(self, cause: str) -> str:
+        """Return the interval of the gain by a cause in a pipeline."""
+        row = self.what_if.filter(part="cause", name=cause).row(0, named=True)
+        steps = self.lateness["step"].n_unique()
+        ends = [row[end] for end in ("low_ps", "high_ps") if row[end] is not None] or [row["gain_ps"]]
+        return " to ".join(percent(self.share(end * steps), 1) for end in ends)
+
     def __repr__(self) -> str:
         return f"Hosts({self.sentence})"
+
+
+_UNEVEN = {"stage": "uneven stages", "sequence": "uneven work by sequence"}
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -116,7 +152,8 @@ def hosts(run: Run) -> Hosts:
     At a collective all devices of a group wait for the last one, which has the shortest run, whatever the clocks show.
     A host that is last costs the time to the second-last. Hosts are named if their cost exceeds what the costs of the
     others explain: spacings of the largest values, times their rank, have one exponential distribution [1]_. Without
-    collectives, arrival is the end of the step.
+    collectives, arrival is the end of the step. A job with pipeline parallelism (`Steps.pipeline`) is replayed with
+    operations of typical length instead, after [2]_: ``what_if`` has its slowdown by operation, worker and stage.
 
     Parameters
     ----------
@@ -134,6 +171,7 @@ def hosts(run: Run) -> Hosts:
     ----------
     .. [1] I. Weissman, "Estimation of parameters and large quantiles based on the k largest observations", Journal of
        the American Statistical Association 73, 1978.
+    .. [2] J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025, Eq. 1-5.
     """
     return _hosts(steps(loaded(run, "hosts")))
 
@@ -144,6 +182,8 @@ def _hosts(steps: Steps) -> Hosts:
     frame = tables.frame.filter(pl.col("traced") == "full")
     if frame.is_empty():
         raise NoSteps(f"{steps.name or 'the job'} has no step that was traced in full")
+    if not steps.pipeline.is_empty():
+        return _of_pipeline(steps.pipeline, tables, frame)
     barriers = find_barriers(tables, frame)
     tops = [_top(barriers.wait[np.ix_(*block)], block) for block in barriers.blocks]
     costs, last = _costs(barriers, tops)
@@ -412,3 +452,131 @@ def _by_op(barriers: Barriers, tables: HostTables) -> tuple[list[str], Floats]:
     )
     times[op, host] = rows["self_ps"]
     return ops, times
+
+
+_SLOW = 1.1  # slowdown from which a job has stragglers (Lin et al. 2025, section 4)
+_CAUSED = 0.5  # share of the slowdown that a cause explains (sections 4.3 and 5.2)
+_ALIKE = 0.9  # correlation of forward and backward computation if both follow the sequence (section 5.3)
+_NEARLY = 0.9  # of the gain of a third of the workers
+_SLOWEST = 0.03  # share of workers that count as the slowest, at least one (Eq. 5)
+
+
+def _of_pipeline(pipeline: pl.DataFrame, tables: HostTables, frame: pl.DataFrame) -> Hosts:
+    """Return the hosts of a job with pipeline parallelism, by its replay with operations of typical length."""
+    job = replay(pipeline.filter(pl.col("step").is_in(frame["step"].unique().to_list())))
+    active, typical, worker = (job.table[name].to_numpy() for name in ("active_ps", "typical_ps", "worker"))
+    measured, ideal = job.step_times([active, typical]).T
+    base = max(ideal.mean(), 1)
+    whole, slowdown = measured - ideal, measured.mean() / base
+
+    def gains(masks: Iterable[Bools]) -> Floats:
+        return np.asarray(measured[:, None] - job.step_times(np.where(mask, typical, active) for mask in masks))
+
+    parts = [_parts("job", ["job"], np.array([slowdown]), whole[:, None], whole)]
+    by_worker = np.full(len(job.workers), np.inf)  # the lesser of stage and rank (section 3.3)
+    for part, column in {"operation": "type", "stage": "stage", "data-parallel rank": "dp_rank"}.items():
+        names, code = np.unique(job.table[column].to_numpy(), return_inverse=True)
+        only = job.step_times(np.where(code == n, active, typical) for n in range(len(names))).mean(axis=0) / base
+        parts.append(_parts(part, names, only, gains(code == n for n in range(len(names))), whole))
+        if part != "operation":
+            by_worker = np.minimum(by_worker, only[np.searchsorted(names, job.workers[column].to_numpy())])
+    present = np.flatnonzero(job.workers["host"].is_not_null().to_numpy())
+    order = present[np.lexsort((-np.bincount(worker, active - typical)[present], -by_worker[present]))]
+    single = job.step_times(np.where(worker == one, active, typical) for one in order[:_REPLAYED]).mean(axis=0)
+    tried = order[np.argsort(-single, kind="stable")]
+    order = np.concatenate([tried, order[_REPLAYED:]])
+    alone = gains(worker == one for one in tried)
+    joint = gains(np.isin(worker, tried[: n + 1]) for n in range(len(tried)))
+    few = _slow_workers(job, tried, joint.mean(axis=0) / max(whole.mean(), 1), present)
+    slow = np.minimum(by_worker[tried], np.sort(single)[::-1] / base)
+    parts.append(_parts("worker", job.workers["host"].gather(tried), slow, alone, whole))
+    changed = _changed(job, order[: max(len(few), math.ceil(_SLOWEST * len(order)))])
+    causes = _parts("cause", changed, None, measured[:, None] - job.step_times(changed.values()), whole)
+    eligible = {"stage": True, "worker": len(few) > 0, "sequence": _follows_sequence(job)}
+    most = causes.filter(pl.col("name").replace_strict(eligible)).sort("explained")["name", "explained"].row(-1)
+    cause = "none" if slowdown < _SLOW else most[0] if (most[1] or 0) >= _CAUSED else "unknown"
+    steps, chain = job.table["step"].unique().sort(), job.table.gather(job.chain())
+    return Hosts(
+        _worker_rows(job, order, few if cause == "worker" else few[:0], alone, joint, tables.lost),
+        chain.select(
+            *("step", "host", "op"),
+            segment=pl.int_range(1, pl.len() + 1).over("step"),
+            dur_ps=pl.col("active_ps").round(),
+            **dict.fromkeys(("device", "gain_ps")),
+        ),
+        pl.DataFrame(
+            {
+                "host": job.workers["host"].gather(np.repeat(tried, len(steps))),
+                "step": np.tile(steps, len(tried)),
+                "late_ps": alone.T.ravel().round(),
+            }
+        ),
+        int(frame.group_by("step").agg(pl.col("dur_ps").median())["dur_ps"].sum()),
+        "replay",
+        what_if=pl.concat([*parts, causes]),
+        cause=cause,
+    )
+
+
+def _slow_workers(job: Replay, tried: Ints, explained: Floats, present: Ints) -> Ints:
+    """Return the fewest workers that explain the slowdown, none if they do not or are most of their stage."""
+    most = explained[: max(len(present) // 3, 1)]
+    few = tried[: int((most >= _NEARLY * most.max()).argmax()) + 1]
+    stage = job.workers["stage"].to_numpy()
+    sizes, slow = (np.bincount(stage[of], minlength=int(stage.max()) + 1) for of in (present, few))
+    return few if explained[len(few) - 1] >= _CAUSED and not (2 * slow > sizes).any() else few[:0]
+
+
+def _parts(part: str, names: Iterable[Any], slowdown: Floats | None, gains: Floats, whole: Floats) -> pl.DataFrame:
+    """Return ``tpunb.schema.WHAT_IF`` of parts from their gains, (steps, parts), and the gain of all: (steps,)."""
+    mean, error = batch_means.mean(gains), batch_means.error(batch_means.means(gains), len(gains))
+    low, high = batch_means.ends(mean, (error, len(gains)), (np.zeros_like(error), len(gains)))
+    times = {"gain_ps": mean, "low_ps": low, "high_ps": high}
+    columns = {name: pl.Series(values).fill_nan(None).round().cast(pl.Int64) for name, values in times.items()}
+    explained = mean / whole.mean() if whole.mean() > 0 else np.full(len(mean), np.nan)
+    frame = pl.DataFrame({"part": part, "name": [str(name) for name in names], **columns, "explained": explained})
+    frame = frame.with_columns(slowdown=pl.lit(None) if slowdown is None else pl.Series(slowdown))
+    return schema.check(frame.with_columns(pl.col("explained").fill_nan(None)), schema.WHAT_IF, "what_if")
+
+
+def _changed(job: Replay, slowest: Ints) -> dict[str, Floats]:
+    """Return the durations of operations without each cause."""
+    active, typical = pl.col("active_ps"), pl.col("typical_ps")
+    computes = pl.col("op").str.ends_with("compute")
+    choices = {
+        "worker": pl.when(pl.col("worker").is_in(slowest.tolist())).then(typical).otherwise(active),
+        "stage": pl.when(computes).then(active * typical / active.mean().over("op", "stage")).otherwise(active),
+        "sequence": pl.when(computes).then(active.mean().over("op", "worker")).otherwise(active),
+    }
+    return {name: job.table.select(choice).to_series().to_numpy() for name, choice in choices.items()}
+
+
+def _follows_sequence(job: Replay) -> bool:
+    """Return whether microbatches with a long forward computation have a long backward one."""
+    key = ["step", "worker", "number"]
+    both = [job.table.filter(op=f"{name}-compute").select(*key, "active_ps") for name in ("forward", "backward")]
+    pairs = both[0].join(both[1], on=key).group_by("worker").agg(pl.corr("active_ps", "active_ps_right").alias("alike"))
+    return bool(np.nanmedian(pairs["alike"].to_numpy()) >= _ALIKE) if len(pairs) else False
+
+
+def _worker_rows(
+    job: Replay, order: Ints, named: Ints, alone: Floats, joint: Floats, lost: pl.DataFrame
+) -> pl.DataFrame:
+    """Return ``tpunb.schema.HOSTS``, the slowest first, then those that are lost."""
+    more = job.table.group_by("worker", "op").agg(more=(pl.col("active_ps") - pl.col("typical_ps")).sum())
+    worst = more.sort("more", "op").group_by("worker", maintain_order=True).last()
+    rows: pl.DataFrame = job.workers[order.tolist()].join(worst, on="worker", how="left", maintain_order="left")
+    is_named, local = pl.col("worker").is_in(named.tolist()), ~pl.col("op").str.contains(op_names.PEERS)
+    columns = {"costs_ps": alone.sum(axis=0), "together_ps": joint.sum(axis=0)}
+    sums = pl.DataFrame({name: pl.Series(values).round().cast(pl.Int64) for name, values in columns.items()})
+    often = pl.Series([_recurrence(gain.clip(0)) for gain in alone.T], dtype=pl.String)
+    tried = sums.with_columns(job.workers["worker"].gather(order[: len(sums)]), often.alias("recurrence"))
+    rows = rows.join(tried, on="worker", how="left", maintain_order="left").select(
+        *("host", "skew_ps", *columns),
+        named=is_named,
+        cause=pl.when(is_named).then(pl.when(local).then(pl.lit("compute")).otherwise(pl.lit("unknown"))),
+        op=pl.when(is_named & local).then("op"),
+        recurrence=pl.when(is_named).then("recurrence"),
+    )
+    whole = [pl.DataFrame(schema=schema.HOSTS), rows, lost.select(host="what", lost="reason")]
+    return pl.concat(whole, how="diagonal")

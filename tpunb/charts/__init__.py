@@ -9,6 +9,7 @@ from tpunb.charts.compared import agreed, compared
 from tpunb.charts.curves import dbscan_eps, hdbscan_tree, sweep_curve
 from tpunb.charts.history import history
 from tpunb.charts.hosts import hosts
+from tpunb.charts.pipeline import pipeline
 from tpunb.charts.roofline import counters, memory, roofline, stack
 from tpunb.charts.shares import coverage, top_ops
 from tpunb.charts.style import colours
@@ -27,6 +28,7 @@ __all__ = [
     "history",
     "hosts",
     "memory",
+    "pipeline",
     "roofline",
     "stack",
     "sweep_curve",

@@ -15,6 +15,7 @@ from tpunb.frames.steps import Steps
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
+Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

@@ -60,6 +60,8 @@ class Steps(Tabular):
         The hosts of a job, if these are the steps of the job as a whole.
     lost
         Hosts and files without data: ``tpunb.schema.LOST``.
+    pipeline
+        Operations of the workers of a job with pipeline parallelism: ``tpunb.schema.PIPELINE``; empty for others.
     """
 
     frame: pl.DataFrame
@@ -78,6 +80,7 @@ class Steps(Tabular):
     read_events: Callable[[], pl.DataFrame] | None = None
     by_host: HostTables | None = None
     lost: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.LOST))
+    pipeline: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.PIPELINE))
 
     def __post_init__(self) -> None:
         frame = schema.check(self.frame, schema.STEPS, "steps").sort("host", "start_ps", "step")
@@ -88,6 +91,7 @@ class Steps(Tabular):
         object.__setattr__(self, "windows", schema.check(self.windows, schema.WINDOWS, "windows"))
         stages = schema.check(self.input_stages, schema.INPUT_STAGES, "input_stages")
         object.__setattr__(self, "input_stages", stages)
+        object.__setattr__(self, "pipeline", schema.check(self.pipeline, schema.PIPELINE, "pipeline"))
 
     @cached_property
     def layers(self) -> pl.DataFrame:

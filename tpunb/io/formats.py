@@ -18,7 +18,17 @@ from tpunb.frames import Profile
 from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.profile import device_kinds
-from tpunb.io import host_files, logdir, run_folder, run_writer, storage, xprof_json, xprof_tables
+from tpunb.io import (
+    host_files,
+    logdir,
+    operation_table,
+    run_folder,
+    run_writer,
+    storage,
+    storage_benchmark,
+    xprof_json,
+    xprof_tables,
+)
 from tpunb.io.host_files import ENDINGS, stem
 from tpunb.io.storage import Location, PathLike
 from tpunb.text import plural
@@ -37,7 +47,8 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, clie
         profiler, one ``*.xplane.pb``, ``*.xplane.riegeli`` or ``*.trace.json`` (each also gzipped), or a list of such
         files, one per host; local, or the URL of any file system that fsspec supports, such as ``gs://bucket/logdir``.
         All sessions of a logdir are read, and the XPlane where a session has both forms. Without a raw profile,
-        XProf's tables (``*.overview_page.json`` and others) are read. A list may also have run folders of one job,
+        XProf's tables (``*.overview_page.json`` and others) are read, a table of operations of a job with pipeline
+        parallelism (Parquet or CSV), or the ``N_output.json`` of DLIO. A list may also have run folders of one job,
         one per process.
     device
         Name of the device in ``tpunb.analysis.DEVICES``, for files that do not name it: gives its kind and peaks.
@@ -169,6 +180,36 @@ def _op_tables(fitting: Sequence[Location], where: Location, files: Mapping[str,
     return _tables(fitting, where, xprof_tables.profile)
 
 
+def _operations(
+    fitting: Sequence[Location], where: Location, files: Mapping[str, Location], engine: Any
+) -> Profile | None:
+    tables = [(file, operation_table.profile(file, where.name, where.source)) for file in fitting[:_MOST_TABLES]]
+    found = [(file.name, profile) for file, profile in tables if profile is not None]
+    if len(found) > 1:
+        names = ", ".join(name for name, _ in found)
+        raise ProfileNotFound(f"{where} holds {len(found)} tables of operations", hint=f"load one of {names}")
+    return found[0][1] if found else None
+
+
+def _storage_benchmark(
+    fitting: Sequence[Location], where: Location, files: Mapping[str, Location], engine: Any
+) -> Profile:
+    folders = sorted({str(file.parent) for file in fitting})
+    if len(folders) > 1:
+        raise ProfileNotFound(
+            f"{where} holds results of {len(folders)} runs of DLIO", hint=f"load one of {', '.join(folders[:8])}"
+        )
+    beside = {file.name: file for file in fitting[0].parent.children()}
+    epochs = beside.get(storage_benchmark.EPOCHS)
+    contents = {file.name: storage.read(file).tobytes() for file in fitting}
+    return storage_benchmark.profile(
+        contents, None if epochs is None else storage.read(epochs).tobytes(), where.name, where.source
+    )
+
+
+_MOST_TABLES = 8  # of a folder, which may hold any others
+
+
 def _tables_of_2020(
     fitting: Sequence[Location], where: Location, files: Mapping[str, Location], engine: Any
 ) -> NoReturn:
@@ -184,6 +225,8 @@ FORMATS = (
     Format((*xprof_json.STEP_TABLES, *xprof_tables.MEMORY_ENDINGS), _step_tables),
     Format(xprof_tables.ENDINGS, _op_tables),
     Format(("overview_page.pb", "input_pipeline.pb", "pod_viewer.pb"), _tables_of_2020),
+    Format((storage_benchmark.ENDING,), _storage_benchmark),
+    Format(operation_table.ENDINGS, _operations),
 )
 """Formats in the order in which `load` asks for their files."""
 
@@ -254,8 +297,10 @@ def _load_list(paths: Iterable[PathLike], engine: Any) -> Profile:
         raise wrong_type("load", "path", "be a path or a list of paths", paths)
     profiles, runs = list[Location](), dict[Location, Mapping[str, Location]]()
     for location in map(storage.find, paths):
-        if location.name.endswith((*xprof_json.ENDINGS, *xprof_tables.ENDINGS)):
-            raise TpunbError(f"{location} is a table of XProf, not a raw profile", hint="load its folder")
+        tables = {"XProf": (*xprof_json.ENDINGS, *xprof_tables.ENDINGS), "DLIO": (storage_benchmark.ENDING,)}
+        for tool, endings in tables.items():
+            if location.name.endswith(endings):
+                raise TpunbError(f"{location} is a table of {tool}, not a raw profile", hint="load its folder")
         if not location.is_folder:
             profiles.append(location)
         elif run_folder.RUN in (files := location.below()):

@@ -80,7 +80,7 @@ def _job(steps: Steps, collectives: pl.DataFrame) -> tuple[Steps, pl.DataFrame]:
     job = with_facts(job_tables.job(whole), steps.windows, steps.wall, steps.lost)
     job = replace(
         job,
-        **{name: getattr(steps, name) for name in ("name", "source", "metadata", "device")},
+        **{name: getattr(steps, name) for name in ("name", "source", "metadata", "device", "pipeline")},
         whole=None if steps.whole is None else placed(steps.whole)[0],
     )
     roles = {} if job.by_host is None else job.by_host.roles

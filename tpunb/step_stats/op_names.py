@@ -334,6 +334,10 @@ def collective(op: str) -> str | None:
     return match and re.sub("[-_]", "", match[0].lower()).replace("crossdevicereduce", "allreduce")
 
 
+PEERS = "send|recv|reduce|gather|scatter|broadcast|all-to-all|clip"
+"""Pattern of operations of a pipeline in which workers wait for each other: gradients are clipped by a norm of all."""
+
+
 def is_launch(op: str) -> bool:
     """Return whether an operation of the host launches work on a device, which may wait for earlier work, or waits.
 

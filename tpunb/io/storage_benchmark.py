@@ -1,0 +1,184 @@
+"""Read the results of DLIO, the benchmark of MLPerf Storage: one ``N_output.json`` for each process.
+
+Each has the time of every step in seconds: ``load`` until the batch is there, ``compute`` in an emulated accelerator,
+``proc`` from the begin of the first to the end of the second. Then all processes wait for the last one at a barrier.
+``per_epoch_stats.json`` beside them has the wall time of the epochs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tpunb import schema
+from tpunb.errors import BadProfile
+from tpunb.frames import Profile, Steps
+from tpunb.frames.steps import WallClock
+from tpunb.io.xprof_tables import as_object, text
+from tpunb.text import plural
+
+ENDING = "_output.json"
+"""Ending of the names of these files."""
+EPOCHS = "per_epoch_stats.json"
+"""Name of the file with the wall time of epochs."""
+
+_TIMES = {"load": "input_ps", "proc": "proc_ps", "compute": "device_ps"}
+_MOST_S = 10**5  # of an epoch: sums of many fit Int64
+_DEVICE = "/device:accelerator:0"
+_BLOCK = ["epoch", "block"]
+
+
+def profile(files: Mapping[str, bytes], epochs: bytes | None, name: str, source: Path | str) -> Profile:
+    """Return the profile of some processes, by file name: a host each, with its steps in all epochs.
+
+    Steps of an epoch are one after the other, each until the slowest process ends, since all wait at a barrier;
+    what the epoch takes longer follows its last step. Damaged files are skipped. Raises BadProfile if all are.
+    """
+    frames, skipped = list[pl.DataFrame](), list[tuple[str, str]]()
+    for file in sorted(files, key=lambda file: (len(file), file)):
+        try:
+            frames.append(_steps_of(_parsed(files[file], file), file))
+        except BadProfile as error:
+            skipped.append((file, str(error).removeprefix(f"{file}: ")))
+    if not frames:
+        raise BadProfile(f"{source}: {skipped[0][0]}: {skipped[0][1]}", hint="load the folder of one run of DLIO")
+    numbered = [f"{rank}{ENDING}" for rank in range(len(files))] if f"0{ENDING}" in files else []
+    skipped += [(file, "no file of this process") for file in numbered if file not in files]
+    rows = pl.concat(frames)
+    walls = _walls({} if epochs is None else _parsed(epochs, EPOCHS), rows)
+    notes = [] if len(walls) else [f"no wall time of all epochs in {EPOCHS}: utilisation is unknown"]
+    counts = rows.group_by("host", maintain_order=True).len()
+    short = counts.filter(pl.col("len") < pl.col("len").max())["host"].to_list()
+    notes += [f"{plural(len(short), 'rank')} with fewer steps than others: {', '.join(short[:8])}"] if short else []
+    rows = _placed(rows, walls)
+    last = rows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item()
+    span_ps = int(max([last, *walls["end_ps"]]))
+    windows = counts.select(
+        *("host", pl.lit(0).alias("window"), pl.lit(0).alias("start_ps"), pl.lit(span_ps).alias("dur_ps")),
+        *(pl.col("len").alias(name) for name in ("events", "steps")),
+        *(pl.lit(None).alias(name) for name in ("latency_ps", "bytes", "error", "reason")),
+    )
+    steps = _steps(
+        rows,
+        windows=windows,
+        name=name,
+        source=source,
+        metadata={"device kind": "emulated"},
+        wall=WallClock(span_ps, complete=len(walls) > 0, spans=_spans(walls, counts["host"])),
+        lost=pl.DataFrame(skipped, schema=schema.LOST, orient="row"),
+    )
+    devices = [(host, _DEVICE, "emulated", None, None, None) for host in counts["host"]]
+    hardware = pl.DataFrame(devices, schema=schema.HARDWARE, orient="row")
+    return Profile(name, source, windows, hardware, span_ps, stored=steps, skipped=tuple(skipped), notes=tuple(notes))
+
+
+def _parsed(data: bytes, file: str) -> Mapping[str, Any]:
+    try:
+        top = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadProfile(f"{file}: not JSON: {error}", hint="copy the file again") from error
+    if not isinstance(top, dict):
+        raise BadProfile(f"{file}: a JSON {type(top).__name__} instead of an object by epoch")
+    return top
+
+
+def _steps_of(top: Mapping[str, Any], file: str) -> pl.DataFrame:
+    """Return host, epoch, block, place in the block, and times in picoseconds, of the steps of one process."""
+    host = "rank" + file.removesuffix(ENDING) + "@" + (text(top.get("hostname")) or "unknown")
+    frames = []
+    for epoch in sorted(filter(str.isdecimal, top), key=int):
+        lists = [as_object(as_object(top[epoch]).get(name)) for name in _TIMES]
+        for block in lists[1]:
+            try:
+                times = np.array([each.get(block) for each in lists], float)
+            except (TypeError, ValueError) as error:
+                raise BadProfile(f"{file}: epoch {epoch}, {block}: load, proc and compute do not match") from error
+            if times.ndim != 2 or not (times >= 0).all() or times.sum() > _MOST_S:
+                raise BadProfile(f"{file}: epoch {epoch}, {block}: a time is no number from 0 to {_MOST_S} s")
+            columns = dict(zip(_TIMES.values(), np.rint(times * 1e12).astype(np.int64), strict=True))
+            place = {"host": pl.lit(host), "epoch": pl.lit(int(epoch)), "block": pl.lit(block)}
+            frames.append(pl.DataFrame(columns).with_row_index("at").with_columns(**place))
+    if not frames:
+        raise BadProfile(f"{file}: no epoch with load, proc and compute times", hint="it is written by DLIO")
+    return pl.concat(frames)
+
+
+def _walls(stats: Mapping[str, Any], rows: pl.DataFrame) -> pl.DataFrame:
+    """Return (epoch, block, begin_ps, end_ps) of blocks and checkpoints; empty if those of a block are unknown."""
+    found = list[tuple[int, str, datetime, datetime]]()
+    for epoch, parts in stats.items():
+        for block, bounds in as_object(parts).items():
+            with suppress(KeyError, TypeError, ValueError):
+                begin, end = (datetime.fromisoformat(as_object(bounds)[key]) for key in ("start", "end"))
+                found.append((int(epoch), block, begin, end))
+    times = {name: pl.Datetime("us") for name in ("begin_ps", "end_ps")}
+    walls = pl.DataFrame(found, schema={"epoch": pl.Int32, "block": pl.String, **times}, orient="row")
+    since = pl.col(*times) - pl.col("begin_ps").min()
+    walls = walls.with_columns(since.dt.total_microseconds() * 10**6)
+    return walls if rows.join(walls, on=_BLOCK, how="anti").is_empty() else walls.clear()
+
+
+def _placed(rows: pl.DataFrame, walls: pl.DataFrame) -> pl.DataFrame:
+    """Return rows with the number of the step, its start and its duration up to the barrier."""
+    rows = rows.with_columns(dur_ps=pl.col("proc_ps").max().over(*_BLOCK, "at"))
+    steps = rows.unique([*_BLOCK, "at"], maintain_order=True).select(*_BLOCK, "at", "dur_ps")
+    steps = steps.join(walls, on=_BLOCK, how="left", maintain_order="left")
+    steps = steps.sort("epoch", "begin_ps", pl.int_range(pl.len()).min().over(_BLOCK), "at")
+    dur = pl.col("dur_ps")
+    alone = dur.cum_sum().over(_BLOCK) - dur + pl.col("begin_ps")
+    steps = steps.with_row_index("step").with_columns(start_ps=alone if len(walls) else dur.cum_sum() - dur)
+    return rows.join(steps.select(*_BLOCK, "at", "step", "start_ps"), on=[*_BLOCK, "at"], maintain_order="left")
+
+
+def _spans(walls: pl.DataFrame, hosts: pl.Series) -> pl.DataFrame:
+    """Return ``tpunb.schema.SPANS``: blocks of epochs as fits, and checkpoints."""
+    saves = pl.col("block").str.starts_with("ckpt")
+    label = pl.when(saves | (pl.col("block") == "block1")).then(pl.lit("")).otherwise(", " + pl.col("block"))
+    rows = (
+        hosts.to_frame()
+        .join(walls, how="cross")
+        .with_columns(
+            start_ps=pl.col("begin_ps"),
+            dur_ps=pl.col("end_ps") - pl.col("begin_ps"),
+            account=pl.when(saves).then(pl.lit("checkpoint save")).otherwise(pl.lit("fit")),
+            detail=pl.format("epoch {}{}", "epoch", label),
+        )
+    )
+    return schema.check(rows, schema.SPANS, "spans")
+
+
+def _steps(rows: pl.DataFrame, **facts: Any) -> Steps:
+    wait = pl.col("dur_ps") - pl.col("proc_ps")
+    frame = rows.with_columns(
+        kind=pl.when(pl.col("block").str.starts_with("eval")).then(pl.lit("eval")).otherwise(pl.lit("train")),
+        traced=pl.lit("full"),
+        rule=pl.lit("annotation"),
+        collective_ps=wait,
+        exposed_collective_ps=wait,
+        idle_ps=pl.col("dur_ps") - pl.col("device_ps"),
+        duty_cycle=pl.col("device_ps") / pl.col("dur_ps"),
+    )
+    ops = {
+        "load": ("host", "input_ps", None),
+        "compute": ("device", "device_ps", None),
+        "barrier": ("device", "collective_ps", "all-reduce"),
+    }
+    parts = [
+        frame.select("host", "step", op=pl.lit(op), side=pl.lit(side), category=pl.lit(category, pl.String),
+                     count=1, total_ps=time, self_ps=time)
+        for op, (side, time, category) in ops.items()
+    ]  # fmt: skip
+    start = pl.col("start_ps") + pl.col("proc_ps")
+    names = {"device": pl.lit(_DEVICE), "op": pl.lit("barrier"), "name": pl.lit("barrier"), "instance": pl.lit(1)}
+    barriers = pl.concat(
+        [pl.DataFrame(schema=schema.COLLECTIVES), frame.select("host", "step", start_ps=start, dur_ps=wait, **names)],
+        how="diagonal_relaxed",
+    )
+    return Steps(frame, pl.concat(parts), read_collectives=lambda: barriers, **facts)
