@@ -566,7 +566,7 @@ class Account(NamedTuple):
 
 ACCOUNTS = {
     account.name: account
-    for account in (  # colours of Okabe and Ito, 2008, and eight more, which colour-blind readers too can distinguish
+    for account in (  # colours of Okabe and Ito, 2008, and eleven more, which colour-blind readers too can distinguish
         Account(
             *("productive", "#009E73", "Productive training", "productive"),
             "exclusive time of each step; of one that takes over 1.5 times the median of its phase, up to that median; "
@@ -637,6 +637,26 @@ ACCOUNTS = {
         ),
         Account("tuning", "#2d2aad", "Tuning", "tuning", "trials of the tuner"),
         Account("resuming", "#4503fa", "Resuming", "resuming", "replay of a position"),
+        Account(
+            *("lost progress", "#2d2d78", "Training that was lost and repeated", "lost"),
+            "of an attempt of a [job](#a-job-of-several-attempts), from the first step that a later attempt trained again "
+            "to its end",
+            "account in which the time of the attempt is",
+            phrase="of lost progress",
+            clocked=False,
+        ),
+        Account(
+            *("downtime", "#3c4bf0", "Downtime between attempts", "down"),
+            "of a job, from the last record of an attempt to the start of the next",
+            phrase="down",
+            clocked=False,
+        ),
+        Account(
+            *("resizing", "#c3e15a", "Changes of the number of hosts", "resizing"),
+            "of a job, attempts that run on fewer hosts than others; waits for slices, and starts with others",
+            "what took the time",
+            clocked=False,
+        ),
         Account("other", "#c7ca7a", "Time of unknown cause", "other", "the rest", clocked=False),
     )
 }
@@ -702,6 +722,32 @@ RUNS = frame(
     step_ps=Column(_INT, "Median duration of the steps in picoseconds."),
     steps=Column(_INT, "Number of steps."),
     phases=Column(_INT, "Number of phases, by the default method."),
+)
+
+ATTEMPTS = frame(
+    "ATTEMPTS",
+    "One row per attempt of a job, in order of their starts.",
+    attempt=Column(_INT, "Number of the attempt, from 0."),
+    name=Column(_TEXT, "Name of its run."),
+    started=Column(pl.Datetime("us", "UTC"), "Time at which its record begins."),
+    wall_ps=Column(_INT, "Time from its start to the end of its record in picoseconds."),
+    downtime_ps=Column(_INT, "Time from the end of the attempt before in picoseconds, null for the first."),
+    startup_ps=Column(_INT, "Time from its start to the end of its first training step in picoseconds, or null."),
+    hosts=Column(_INT, "Number of hosts."),
+    steps=Column(_INT, "Number of training steps that ended."),
+    first_step=Column(_INT, "Number of its first training step in the job, or null if unknown."),
+    lost_steps=Column(_INT, "Number of these steps that a later attempt trained again, or null if unknown."),
+    lost_ps=Column(_INT, "Time in lost progress in picoseconds, mean over its hosts, or null if unknown."),
+)
+
+CATEGORIES = frame(
+    "CATEGORIES",
+    "One row per category of ml-goodput-measurement, which but for those within another add up to the wall time.",
+    category=Column(_TEXT, "Name of the category in that library, in capitals."),
+    detail=Column(_TEXT, "Type of a custom event, else null."),
+    time_ps=Column(_INT, "Time in picoseconds, mean over hosts."),
+    share=Column(_FLOAT, "Share of the wall time that is not excluded, 0 to 1."),
+    within=Column(_TEXT, "Category that contains it, or null."),
 )
 
 GOODPUT = frame(

@@ -60,6 +60,9 @@ class Steps(Tabular):
         The hosts of a job, if these are the steps of the job as a whole.
     lost
         Hosts and files without data: ``tpunb.schema.LOST``.
+    steps_before
+        Training steps that the job had taken before step 0 of the run, 0 if the program numbers the steps; None if
+        unknown.
     """
 
     frame: pl.DataFrame
@@ -78,6 +81,7 @@ class Steps(Tabular):
     read_events: Callable[[], pl.DataFrame] | None = None
     by_host: HostTables | None = None
     lost: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.LOST))
+    steps_before: int | None = None
 
     def __post_init__(self) -> None:
         frame = schema.check(self.frame, schema.STEPS, "steps").sort("host", "start_ps", "step")

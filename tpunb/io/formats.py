@@ -18,7 +18,7 @@ from tpunb.frames import Profile
 from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.profile import device_kinds
-from tpunb.io import host_files, logdir, run_folder, run_writer, storage, xprof_json, xprof_tables
+from tpunb.io import goodput_events, host_files, logdir, run_folder, run_writer, storage, xprof_json, xprof_tables
 from tpunb.io.host_files import ENDINGS, stem
 from tpunb.io.storage import Location, PathLike
 from tpunb.text import plural
@@ -121,6 +121,37 @@ def _run(fitting: Sequence[Location], folder: Location, files: Mapping[str, Loca
     return None
 
 
+def attempts(runs: PathLike | Iterable[PathLike | Profile]) -> list[Profile]:
+    """Return the attempts of a job: of a folder of runs, a file of goodput events, or a list of those and Profiles."""
+    if not isinstance(runs, (str, os.PathLike)):
+        if isinstance(runs, (bytes, bytearray)) or not isinstance(runs, Iterable):
+            raise wrong_type("job", "runs", "be a path or a list of runs", runs)
+        found = [[run] if isinstance(run, Profile) else attempts(_path(run)) for run in runs]
+        if not found:
+            raise ProfileNotFound("the list of attempts is empty")
+        return sum(found, [])
+    location = storage.find(runs)
+    if not location.is_folder:
+        return goodput_events.attempts(location) or [load(runs)]
+    files = location.below()
+    below = {_RANKS.sub("", name) for name in _runs(files)}
+    if run_folder.RUN in files or "" in below:
+        return [load(runs)]
+    below |= {name for name in files if name.endswith(goodput_events.ENDING)}
+    if not below:
+        raise _no_profile(location)
+    return sum((attempts(f"{str(location).rstrip('/')}/{name}") for name in sorted(below)), [])
+
+
+def _path(run: object) -> PathLike:
+    if not isinstance(run, (str, os.PathLike)):
+        raise wrong_type("job", "runs", "hold paths of runs and Profiles", run)
+    return run
+
+
+_RANKS = re.compile(r"(^|/)rank[0-9]+$")
+
+
 def _not_a_run(folder: Location, runs: Sequence[str]) -> ProfileNotFound:
     number = plural(len(runs), "run") if len(runs) < _MANY_RUNS else f"{_MANY_RUNS} runs or more"
     return ProfileNotFound(
@@ -184,6 +215,7 @@ FORMATS = (
     Format((*xprof_json.STEP_TABLES, *xprof_tables.MEMORY_ENDINGS), _step_tables),
     Format(xprof_tables.ENDINGS, _op_tables),
     Format(("overview_page.pb", "input_pipeline.pb", "pod_viewer.pb"), _tables_of_2020),
+    Format((goodput_events.ENDING,), goodput_events.read),
 )
 """Formats in the order in which `load` asks for their files."""
 

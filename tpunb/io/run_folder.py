@@ -222,6 +222,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
             metadata=metadata,
             wall=wall,
             device=_device(files),
+            steps_before=before if isinstance(before := facts.get("steps_before"), int) else None,
         ),
         read_events=read_raw,
         read_details=partial(_details, read_raw, kept) if read_raw else None,

@@ -110,6 +110,7 @@ class StepClock:
         self._next = 0
         self.count = 0  # completed steps
         self.metadata: dict[str, str] = {}  # of the model that runs
+        self.steps_before: int | None = None  # training steps of the job before step 0, if known
         self.step_flops: set[float | None] = set()  # of the training steps of models that were fitted
         self.fitted: tuple[Any, Any] | None = None  # model and data of the last fit
         self._ended: deque[OpenStep] = deque()  # `take` makes records of them
@@ -158,7 +159,9 @@ class StepClock:
         if self._closed:
             return None
         fetch = self.fetched() if explicit else None
-        number = self._next if step is None else self._rising(step, warn=rule == "mark")
+        number = self._next
+        if step is not None:  # the program numbers its steps
+            number, self.steps_before = self._rising(step, warn=rule == "mark"), 0
         if number >= self._until:
             self.close()
             self._reached()
