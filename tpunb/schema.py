@@ -562,6 +562,8 @@ class Account(NamedTuple):
     """How a list of times names it, if not by its name."""
     clocked: bool = True
     """Whether it is unknown without the record of a capture in the run's process."""
+    category: str = "GOODPUT"
+    """Its category in ml-goodput-measurement."""
 
 
 ACCOUNTS = {
@@ -590,6 +592,7 @@ ACCOUNTS = {
             *("data loading", "#0072B2", "Waiting for input", "loading"),
             "wait for the next batch, as far as it blocks",
             clocked=False,
+            category="DATA_LOADING_ASYNC",
         ),
         Account(
             *("callbacks", "#D55E00", "Callbacks", "callbacks"),
@@ -601,28 +604,33 @@ ACCOUNTS = {
             *("checkpoint save", "#CC79A7", "Saving checkpoints", "saving"),
             "saves of Keras, `tf.train.Checkpoint`, Orbax and tpunb; in the background, as far as the program waits",
             "method",
+            category="UNPRODUCTIVE_CHECKPOINT_SAVE_TIME",
         ),
         Account(
             *("checkpoint restore", "#da0642", "Restoring a checkpoint", "restoring"),
             "reading a checkpoint by the same",
             "method",
+            category="UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME",
         ),
         Account(
             *("evaluation", "#56B4E9", "Evaluation", "evaluation"),
             "`evaluate`, validation inside `fit`, `predict` beside a training, your functions that evaluate",
             phrase="in evaluation",
             clocked=False,
+            category="CUSTOM_BADPUT_EVENTS",
         ),
         Account(
             *("program startup", "#E69F00", "Tracing, compiling and first runs", "startup"),
             "tracing, lowering and compilation; the first run of what was traced",
             "function, and the new shapes if it was traced again",
+            category="PROGRAM_STARTUP",
         ),
         Account(
             *("preparation", "#602d55", "Preparation before and between trainings", "preparation"),
             "before the first step, between fits, around the steps of a fit, after the last step",
             "method",
             clocked=False,
+            category="TRAINING_PREP",
         ),
         Account(
             *("program code", "#5a3208", "Code of the program", "code"),
@@ -635,32 +643,42 @@ ACCOUNTS = {
             "starting, collecting and reducing windows, as far as that held up a step (estimated)",
             phrase="in the profiler",
         ),
-        Account("tuning", "#2d2aad", "Tuning", "tuning", "trials of the tuner"),
-        Account("resuming", "#4503fa", "Resuming", "resuming", "replay of a position"),
+        Account("tuning", "#2d2aad", "Tuning", "tuning", "trials of the tuner", category="OTHER"),
+        Account("resuming", "#4503fa", "Resuming", "resuming", "replay of a position", category="TRAINING_PREP"),
         Account(
             *("lost progress", "#2d2d78", "Training that was lost and repeated", "lost"),
-            "of an attempt of a [job](#a-job-of-several-attempts), from the first step that a later attempt trained again "
-            "to its end",
+            "of an attempt of a [job](#jobs), from its first step that a later attempt trained again to its end",
             "account in which the time of the attempt is",
             phrase="of lost progress",
             clocked=False,
+            category="WASTED_PROGRESS_FROM_DISRUPTION",
         ),
         Account(
             *("downtime", "#3c4bf0", "Downtime between attempts", "down"),
             "of a job, from the last record of an attempt to the start of the next",
             phrase="down",
             clocked=False,
+            category="INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
         ),
         Account(
             *("resizing", "#c3e15a", "Changes of the number of hosts", "resizing"),
             "of a job, attempts that run on fewer hosts than others; waits for slices, and starts with others",
             "what took the time",
             clocked=False,
+            category="ELASTIC_SLICE_DOWN",
         ),
-        Account("other", "#c7ca7a", "Time of unknown cause", "other", "the rest", clocked=False),
+        Account("other", "#c7ca7a", "Time of unknown cause", "other", "the rest", clocked=False, category="OTHER"),
     )
 }
 """What the wall time of a run is spent on, in the order of charts: every picosecond of a host is in one account."""
+
+CATEGORY = (
+    *("GOODPUT", "TPU_INITIALIZATION", "TRAINING_PREP", "PROGRAM_STARTUP", "DATA_LOADING_SYNC", "DATA_LOADING_ASYNC"),
+    *("UNPRODUCTIVE_CHECKPOINT_SAVE_TIME", "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME", "WASTED_PROGRESS_FROM_DISRUPTION"),
+    *("INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION", "CUSTOM_BADPUT_EVENTS", "OTHER"),
+    *("ELASTIC_SLICE_DOWN", "ELASTIC_SCALE_UP", "ELASTIC_REINITIALIZATION"),
+)
+"""Categories of ml-goodput-measurement 0.2.3, in its order."""
 
 SPANS = frame(
     "SPANS",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -129,15 +129,16 @@ def job(runs: PathLike | Iterable[PathLike | Profile]) -> JobGoodput:
                 "overlap",
                 hint="to read the hosts of one run: tp.load([...]); else give the attempts of one job",
             )
+    notes = [note for profile in profiles for note in profile.notes]
     cuts = [_cut(found[at:]) for at in range(len(found))]
     rows = [_rows(attempt, at, cut) for at, (attempt, cut) in enumerate(zip(found, cuts, strict=True))]
     goodput = of_stretches(
         Stretches(
-            pl.concat([*rows, _idle(found, max(len(attempt.hosts) for attempt in found))]).sort("host", "start_ps"),
+            pl.concat([*rows, _idle(found, max(len(each.hosts) for each in found) or 1)]).sort("host", "start_ps"),
             pl.concat([_numbered(attempt.time.steps, attempt, at) for at, attempt in enumerate(found)]),
             _wall(found),
             found[-1].end_ps,
-            tuple(_notes(found, cuts)),
+            tuple(dict.fromkeys([*notes, *_notes(found, cuts)])),
         )
     )
     frame = goodput.frame
@@ -156,7 +157,7 @@ def _check_model(profiles: Sequence[Profile]) -> None:
     first: dict[str, tuple[str, str]] = {}
     for profile in profiles:
         metadata = {} if profile.stored is None else profile.stored.metadata
-        for fact in ("model", "weights"):
+        for fact in ("job", "model", "weights"):
             if (value := metadata.get(fact)) is None:
                 continue
             name, usual = first.setdefault(fact, (profile.name, value))
@@ -220,10 +221,10 @@ def _idle(found: Sequence[_Attempt], hosts: int) -> pl.DataFrame:
     """Return the downtime before attempts, and the time of hosts that an attempt does not run on."""
     cells: list[tuple[str, int, int, str, str | None]] = []
     for a, b in pairwise(found):
-        before, after = len(a.hosts), len(b.hosts)
+        before, after = len(a.hosts), len(b.hosts) or len(a.hosts)
         detail = None if before == after else f"from {plural(before, 'host')} to {after}"
         cells += [(f"host {i}", a.end_ps, b.start_ps - a.end_ps, "downtime", detail) for i in range(hosts)]
-    for each in found:
+    for each in filter(lambda each: each.time.wall_ps, found):
         detail, size = f"an attempt on {len(each.hosts)} of {plural(hosts, 'host')}", len(each.hosts)
         cells += [(f"host {i}", each.start_ps, each.time.wall_ps, "resizing", detail) for i in range(size, hosts)]
     rows = pl.DataFrame(cells, schema=["host", "start_ps", "dur_ps", "account", "detail"], orient="row")
@@ -253,15 +254,15 @@ def _notes(found: Sequence[_Attempt], cuts: Sequence[int | None]) -> list[str]:
     if None in cuts:
         unknown = ", ".join([each.name for each in found if each.steps.height and each.before is None][:3])
         notes.append(
-            f"the numbers of the steps of {unknown} in the job are unknown, and thus what was trained twice: number them "
-            "by run.step(number)"
+            f"the numbers of the steps of {unknown} in the job are unknown, and so is what was trained twice: number "
+            "them by run.step(number)"
         )
     for attempt in found:
         first = attempt.number()
         if first is not None and -1 < last < first - 1:
             notes.append(f"steps {last + 1} to {first - 1} are in no attempt")
         last = max(last, attempt.number(last=True) or last)
-    return list(dict.fromkeys(notes))
+    return notes
 
 
 def _row(at: int, found: Sequence[_Attempt], cut: int | None, rows: pl.DataFrame) -> dict[str, Any]:
@@ -278,5 +279,65 @@ def _row(at: int, found: Sequence[_Attempt], cut: int | None, rows: pl.DataFrame
         "steps": attempt.steps["number"].n_unique(),
         "first_step": attempt.number(),
         "lost_steps": None if cut is None else attempt.lost(cut)["number"].n_unique(),
-        "lost_ps": None if cut is None else lost_ps // len(attempt.hosts),
+        "lost_ps": None if cut is None else lost_ps // max(len(attempt.hosts), 1),
     }
+
+
+_OF_DETAIL = {
+    goodput_events.DEVICES: "TPU_INITIALIZATION",
+    goodput_events.SCALE_UP: "ELASTIC_SCALE_UP",
+    goodput_events.ANEW: "ELASTIC_REINITIALIZATION",
+}
+_CUSTOM, _SYNC, _ASYNC = "CUSTOM_BADPUT_EVENTS", "DATA_LOADING_SYNC", "DATA_LOADING_ASYNC"
+
+
+def categories(goodput: Goodput, exclude: Iterable[tuple[datetime, datetime]] = ()) -> pl.DataFrame:
+    """Return the wall time in the categories of ml-goodput-measurement 0.2.3.
+
+    There, all time from a step to the next is goodput but for the first run, saves and custom events: also waits for
+    input, which is why ``DATA_LOADING_ASYNC`` is within ``GOODPUT``; ``DATA_LOADING_SYNC`` is outside of steps.
+
+    Parameters
+    ----------
+    goodput
+        Goodput of a run, or of a job.
+    exclude
+        Begin and end of times to leave out, such as planned maintenance, with time zones; of a job only.
+
+    Returns
+    -------
+    polars.DataFrame
+        ``tpunb.schema.CATEGORIES``, in the order of that library, without those that took no time.
+    """
+    rows = goodput.segments.with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps"))
+    for times in exclude:
+        if not isinstance(goodput, JobGoodput):
+            raise wrong_type("categories", "exclude", "be empty for a run; use tp.job([run])", times)
+        begin_ps, until_ps = (
+            (time - goodput.attempts["started"][0]) // timedelta(microseconds=1) * 10**6 for time in times
+        )
+        before = rows.with_columns(pl.col("end_ps").clip(upper_bound=begin_ps))
+        rows = pl.concat([before, rows.with_columns(pl.col("start_ps").clip(until_ps))])
+        rows = rows.filter(pl.col("end_ps") > pl.col("start_ps"))
+    account, detail = pl.col("account").cast(pl.String), pl.col("detail")
+    custom = (account == "program code") & detail.ne_missing(INSIDE_STEPS) & detail.is_not_null()
+    of_account = account.replace_strict({name: each.category for name, each in schema.ACCOUNTS.items()})
+    category = (
+        pl.when(custom)
+        .then(pl.lit(_CUSTOM))
+        .when((account == "data loading") & pl.col("step").is_null())
+        .then(pl.lit(_SYNC))
+        .when(account.is_in(["preparation", "resizing"]))
+        .then(detail.replace_strict(_OF_DETAIL, default=of_account))
+        .otherwise(of_account)
+    )
+    rows = rows.select(category=category, detail="detail", time_ps=pl.col("end_ps") - pl.col("start_ps"))
+    rows = rows.with_columns(detail=pl.when(category=_CUSTOM).then("detail"), within=pl.lit(None, pl.String))
+    loading = rows.filter(category=_ASYNC)
+    goodputs = loading.with_columns(category=pl.lit("GOODPUT"))
+    rows = pl.concat([rows, goodputs]).with_columns(within=pl.when(category=_ASYNC).then(pl.lit("GOODPUT")))
+    wall_ps = rows.filter(pl.col("within").is_null())["time_ps"].sum()
+    summed = rows.group_by("category", "detail", "within").agg(pl.col("time_ps").sum() // goodput.hosts)
+    summed = summed.with_columns(share=pl.col("time_ps") * goodput.hosts / max(wall_ps, 1))
+    order = pl.col("category").cast(pl.Enum([*schema.CATEGORY]))
+    return schema.check(summed.select([*schema.CATEGORIES]).sort(order, "detail"), schema.CATEGORIES, "categories")

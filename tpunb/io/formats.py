@@ -129,7 +129,7 @@ def attempts(runs: PathLike | Iterable[PathLike | Profile]) -> list[Profile]:
         found = [[run] if isinstance(run, Profile) else attempts(_path(run)) for run in runs]
         if not found:
             raise ProfileNotFound("the list of attempts is empty")
-        return sum(found, [])
+        return [each for of_path in found for each in of_path]
     location = storage.find(runs)
     if not location.is_folder:
         return goodput_events.attempts(location) or [load(runs)]
@@ -140,7 +140,9 @@ def attempts(runs: PathLike | Iterable[PathLike | Profile]) -> list[Profile]:
     below |= {name for name in files if name.endswith(goodput_events.ENDING)}
     if not below:
         raise _no_profile(location)
-    return sum((attempts(f"{str(location).rstrip('/')}/{name}") for name in sorted(below)), [])
+    found = {name: attempts(f"{str(location).rstrip('/')}/{name}") for name in sorted(below)}
+    events = goodput_events.ENDING  # whose attempts have names
+    return [each if name.endswith(events) else replace(each, name=name) for name, of in found.items() for each in of]
 
 
 def _path(run: object) -> PathLike:

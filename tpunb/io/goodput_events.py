@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from tpunb.step_stats import aggregate
 from tpunb.text import cut, format_error, plain, plural
 
 ENDING = ".jsonl"
-DEVICES, TRAINING, BEFORE_STEPS = "device initialization", "training preparation", "before the first step"
+DEVICES, TRAINING = "device initialization", "training preparation"
 SCALE_UP, SLICE_DOWN, ANEW = "waiting to scale up", "waiting for a slice", "initialization with other slices"
 UNFINISHED = "unfinished step"
 _SPANS = {  # account and detail of the time between the events of a name with "_start_time" and "_end_time"
@@ -38,6 +40,21 @@ _SPANS = {  # account and detail of the time between the events of a name with "
     "elastic_wait": ("resizing", SLICE_DOWN),
     "elastic_reinit": ("resizing", ANEW),
     "custom_badput_event": ("program code", None),
+}
+_FACTS = {  # what else the event of a name has, in the order of the method's arguments
+    "step": ["step_count"],
+    "custom_badput_event": ["custom_badput_event_type"],
+    "elastic_wait": ["elastic_wait_event_type"],
+    "elastic_slice_counts_timestamp": ["active_slices", "total_slices", "available_slices"],
+}
+_METHODS = {  # the event of each method
+    f"record_{name.replace('prep', 'preparation')}_{which}_time": f"{name}_{which}_time"
+    for name in ("job", *_SPANS)
+    for which in ("start", "end")
+}
+_METHODS |= {
+    "record_step_start_time": "step_start_time",
+    "record_elastic_slice_counts": "elastic_slice_counts_timestamp",
 }
 _ORBAX = {  # of Orbax' records of a kind: start and seconds, and the account
     "save": ("checkpoint_manager_blocking", "checkpoint save"),
@@ -51,7 +68,9 @@ _EVALUATES = ("eval", "valid")  # in the type of a custom event
 class GoodputRecorder:
     """Writes goodput events to a local file: each call appends a line, so that a kill leaves all before it.
 
-    It has the methods of ml-goodput-measurement's recorders; times are those of the call unless they are given.
+    It has the methods of ml-goodput-measurement's recorders, with their arguments: ``record_job_start_time()``,
+    ``record_step_start_time(step)``, ``record_custom_badput_event_end_time(custom_badput_event_type="eval")``, and so
+    on. The time of an event is that of the call, unless a datetime is given.
 
     Parameters
     ----------
@@ -61,73 +80,36 @@ class GoodputRecorder:
         Name of the job, the same in all attempts.
     logging_enabled
         Whether to write: of the processes of a job, one should.
+
+    >>> GoodputRecorder("events.jsonl", logging_enabled=False).record_step_start_time(3)
     """
 
-    def __init__(self, path: str | os.PathLike[str], job_name: str = "job", logging_enabled: bool = True) -> None:  # noqa: FBT001, FBT002  as there
+    def __init__(self, path: str | os.PathLike[str], job_name: str = "job", logging_enabled: bool = True) -> None:
         self.job_name = job_name
         self._path = Path(path) if logging_enabled else None
 
-    def _write(self, event: str, time: datetime | None, **facts: object) -> None:
-        if self._path is not None:
-            seconds = (datetime.now(UTC) if time is None else time).timestamp()
-            line = json.dumps({"job_name": self.job_name, **facts, event: seconds})
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+    def __getattr__(self, method: str) -> Callable[..., None]:
+        """Return the method that records an event."""
+        if (event := _METHODS.get(method)) is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {method!r}")
+        return partial(self._record, event)
 
-    def record_job_start_time(self, start_time: datetime | None = None) -> None:
-        self._write("job_start_time", start_time)
+    def __dir__(self) -> list[str]:
+        """Return the names of all methods."""
+        return [*super().__dir__(), *_METHODS]
 
-    def record_job_end_time(self, end_time: datetime | None = None) -> None:
-        self._write("job_end_time", end_time)
-
-    def record_step_start_time(self, step: int, start_time: datetime | None = None) -> None:
-        self._write("step_start_time", start_time, step_count=int(step))
-
-    def record_tpu_init_start_time(self, start_time: datetime | None = None) -> None:
-        self._write("tpu_init_start_time", start_time)
-
-    def record_tpu_init_end_time(self, end_time: datetime | None = None) -> None:
-        self._write("tpu_init_end_time", end_time)
-
-    def record_training_preparation_start_time(self, start_time: datetime | None = None) -> None:
-        self._write("training_prep_start_time", start_time)
-
-    def record_training_preparation_end_time(self, end_time: datetime | None = None) -> None:
-        self._write("training_prep_end_time", end_time)
-
-    def record_data_loading_start_time(self, start_time: datetime | None = None) -> None:
-        self._write("data_loading_start_time", start_time)
-
-    def record_data_loading_end_time(self, end_time: datetime | None = None) -> None:
-        self._write("data_loading_end_time", end_time)
-
-    def record_custom_badput_event_start_time(
-        self, start_time: datetime | None = None, custom_badput_event_type: str = "unknown"
-    ) -> None:
-        self._write("custom_badput_event_start_time", start_time, custom_badput_event_type=custom_badput_event_type)
-
-    def record_custom_badput_event_end_time(
-        self, end_time: datetime | None = None, custom_badput_event_type: str = "unknown"
-    ) -> None:
-        self._write("custom_badput_event_end_time", end_time, custom_badput_event_type=custom_badput_event_type)
-
-    def record_elastic_wait_start_time(self, event_type: str, start_time: datetime | None = None) -> None:
-        self._write("elastic_wait_start_time", start_time, elastic_wait_event_type=event_type)
-
-    def record_elastic_wait_end_time(self, event_type: str, end_time: datetime | None = None) -> None:
-        self._write("elastic_wait_end_time", end_time, elastic_wait_event_type=event_type)
-
-    def record_elastic_reinit_start_time(self, start_time: datetime | None = None) -> None:
-        self._write("elastic_reinit_start_time", start_time)
-
-    def record_elastic_reinit_end_time(self, end_time: datetime | None = None) -> None:
-        self._write("elastic_reinit_end_time", end_time)
-
-    def record_elastic_slice_counts(
-        self, active_slices: int, total_slices: int, available_slices: int, timestamp: datetime | None = None
-    ) -> None:
-        slices = {"active_slices": active_slices, "total_slices": total_slices, "available_slices": available_slices}
-        self._write("elastic_slice_counts_timestamp", timestamp, **slices)
+    def _record(self, event: str, *values: object, **named: object) -> None:
+        if self._path is None:
+            return
+        given = [value for value in (*values, *named.values()) if value is not None]
+        time = next((value for value in given if isinstance(value, datetime)), datetime.now(UTC))
+        name = event.removesuffix("_start_time").removesuffix("_end_time")
+        facts = dict(zip(_FACTS.get(name, ()), (value for value in given if value is not time), strict=False))
+        facts = {fact: value if isinstance(value, str) else int(value) for fact, value in facts.items()}  # type: ignore[call-overload]
+        if name == "custom_badput_event":
+            facts = {"custom_badput_event_type": "unknown", **facts}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"job_name": self.job_name, **facts, event: time.timestamp()}) + "\n")
 
     def record_checkpoint_progress(self, step: int, checkpoint_start_time: datetime) -> None:
         """Do nothing, as that library does: what was lost follows from the steps."""
@@ -168,8 +150,6 @@ class _Attempt:
                 detail = kind.upper()
             elif name == "elastic_wait" and "scale_up" in kind.lower():
                 detail = SCALE_UP
-            elif name == "data_loading" and not self.steps:
-                detail = BEFORE_STEPS
             self.spans.append((account, detail, begun, time))
 
     def splits(self, event: str, entry: Mapping[str, Any]) -> bool:
@@ -186,14 +166,15 @@ class _Attempt:
             steps = [*steps, (-1, self.end)]
         elif steps:
             spans.append(("other", UNFINISHED, steps[-1][1], self.end))
-        first = self.steps[0][1] if steps else self.end
+        first = self.steps[0][1] if self.steps else self.end
         spans.append(("other", None, self.start, first))
         origin_ns = round(self.start * 1e9)
 
         def ps(time: float) -> int:
             return (round(time * 1e9) - origin_ns) * 1000
 
-        ticks = [("", a, "train", ps(start), ps(end), None, None, None, "mark") for (a, start), (_, end) in _pairs(steps)]
+        pairs = [(step, ps(start), ps(end)) for (step, start), (_, end) in pairwise(steps)]
+        ticks = [("", step, "train", start, end, None, None, None, "mark") for step, start, end in pairs]
         rows = [("", ps(start), ps(end) - ps(start), account, detail) for account, detail, start, end in spans]
         rows += [("", ps(first), 1, "program startup", _FIRST_RUN)] * bool(ticks)  # which makes it a step that compiles
         tables = {name: pl.DataFrame(schema=columns) for name, columns in run_folder.TABLES.items()}
@@ -203,10 +184,6 @@ class _Attempt:
         empty = pl.DataFrame(schema=schema.HARDWARE)
         windows = tables["windows"]
         return Profile(name, name, windows, empty, ps(self.end), origin_ns, stored, notes=notes)
-
-
-def _pairs(steps: Sequence[tuple[int, float]]) -> Iterator[tuple[tuple[int, float], tuple[int, float]]]:
-    return zip(steps, steps[1:], strict=False)
 
 
 def attempts(file: Location) -> list[Profile]:
@@ -224,7 +201,9 @@ def attempts(file: Location) -> list[Profile]:
                 damaged.append(f"line {number}: {format_error(error)}")
     if len(jobs) > 1:
         listed = ", ".join(cut(plain(job)) for job in sorted(jobs)[:3])
-        raise BadProfile(f"{file}: events of {len(jobs)} jobs: {listed}", hint="write the events of each job to its file")
+        raise BadProfile(
+            f"{file}: events of {len(jobs)} jobs: {listed}", hint="write the events of each job to its file"
+        )
     if not jobs or not events:
         return []
     found = list[_Attempt]()
@@ -243,7 +222,9 @@ def _event(entry: Mapping[str, Any]) -> tuple[float, str, dict[str, Any]]:
     event = str(entry.get("event_type", ""))
     key = f"{_ORBAX[event][0]}_start_time" if event in _ORBAX else ""
     if not key:
-        event = key = next(key for key in entry if key.endswith(("_time", "_timestamp")))
+        event = key = next((key for key in entry if key.endswith(("_time", "_timestamp"))), "")
+        if not key:
+            raise ValueError("it has no time")
     if event == "step_start_time":
         int(entry["step_count"])
     elif event in _ORBAX:

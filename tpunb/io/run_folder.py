@@ -18,6 +18,7 @@
         load.parquet            LOAD
         programs.parquet        PROGRAMS that the windows ran
     ticks.parquet               TICKS of the last seconds, which may be in a part by now
+    latest.bin                  JOURNAL, while the run is running: the latest steps
     programs/                   each compiled program once, by a digest of its contents
         0123456789abcdef.hlo.pb.gz  HloProto
     plugins/profile/00007/      a raw window by its number, as XProf and TensorBoard open it
@@ -35,13 +36,16 @@ from __future__ import annotations
 import json
 import math
 import re
+import struct
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+import numpy as np
 import polars as pl
 
 from tpunb import schema
@@ -56,7 +60,7 @@ from tpunb.step_stats import aggregate, launches
 from tpunb.step_stats.numbering import numbered
 from tpunb.text import format_error
 
-RUN, DEVICE, TAIL = "run.json", "device.json", "ticks.parquet"
+RUN, DEVICE, TAIL, LATEST = "run.json", "device.json", "ticks.parquet", "latest.bin"
 
 VERSION = 3
 """The layout that a capture writes. Layout 2 had other names of columns and no spans, and can still be read."""
@@ -73,6 +77,15 @@ TICKS: schema.Schema = {
     "found_by": pl.String(),  # of ``tpunb.schema.RULE``; null in runs of an earlier version
 }
 """One row per step that ended, by the host clock; a step may have several rows."""
+
+_TIMES = ("start_ns", "end_ns", "input_ns", "callbacks_ns", "dispatch_ns")
+JOURNAL = np.dtype([("step", "<i8"), *((name, "<i8") for name in _TIMES), ("kind", "S24"), ("found_by", "S16")])
+"""A step as it ended, written at once: its times in nanoseconds since the epoch, -1 if unknown."""
+
+_ROW = struct.Struct("<6q24s16s")  # as JOURNAL, to write one in a microsecond
+
+LATEST_STEPS = 4096
+"""Steps in the journal: the last of each number modulo this."""
 
 PROGRAMS: schema.Schema = {
     "host": pl.String(),
@@ -139,7 +152,7 @@ def statistics(files: Mapping[str, Location]) -> dict[str, Location]:
     """Return the files that `read` reads: ``run.json``, the tables of the valid parts and the ticks after them."""
     valid = set(parts(files))
     tables = {path for path in files if (name := _PART.fullmatch(path)) and name[2] in TABLES and name[1] in valid}
-    return {path: files[path] for path in sorted(files) if path in (RUN, TAIL) or path in tables}
+    return {path: files[path] for path in sorted(files) if path in (RUN, TAIL, LATEST) or path in tables}
 
 
 def parts(files: Iterable[str]) -> list[str]:
@@ -285,7 +298,8 @@ def _settled(
                 raise failure
             if before == parts(files):  # else a part, which was not read, may have what the tail had
                 ticks = tables["ticks"]
-                tables["ticks"] = pl.concat([ticks, tail.join(ticks, on=["host", "start_ps"], how="anti")])
+                ticks = pl.concat([ticks, tail.join(ticks, on=["host", "start_ps"], how="anti")])
+                tables["ticks"] = pl.concat([ticks, _latest(contents.get(LATEST), facts, ticks)])
             return facts, tables, files, lost + torn
     raise TpunbError(f"{folder}: changes faster than it can be read", hint="load it again")
 
@@ -294,7 +308,12 @@ def _fetch(files: Mapping[str, Location]) -> dict[str, _Source]:
     """Return paths of local files, contents of others, and of what is written again and again."""
     if not any(file.url for file in files.values()):
         paths = {name: Path(file.path) for name, file in files.items()}
-        return {name: path.read_bytes() if name == TAIL else path for name, path in paths.items()}
+        sources: dict[str, _Source] = {
+            name: path.read_bytes() if name == TAIL else path for name, path in paths.items() if name != LATEST
+        }
+        with suppress(FileNotFoundError):  # the run has just ended
+            sources |= {name: path.read_bytes() for name, path in paths.items() if name == LATEST}
+        return sources
     contents = dict(zip(files, storage.fetch([*files.values()]), strict=True))
     if gone := [file for name, file in files.items() if contents[name] is None]:
         raise BadProfile(f"{gone[0]}: was removed while the run was read")
@@ -394,6 +413,33 @@ def _tail(contents: Mapping[str, _Source]) -> tuple[pl.DataFrame, _Lost]:
         return _stack([contents[TAIL]] if TAIL in contents else [], "ticks"), []
     except _UNREADABLE as error:
         return _stack([], "ticks"), [(TAIL, f"cannot be read: {format_error(error)}")]
+
+
+def packed(record: Sequence[Any]) -> tuple[bytes, int]:
+    """Return a row of the journal and its place, of the number of a step, its kind, times and rule."""
+    number, kind, *times, rule = record[:8]
+    numbers = (-1 if time is None else time for time in times)
+    return _ROW.pack(number, *numbers, kind.encode(), rule.encode()), number % LATEST_STEPS * JOURNAL.itemsize
+
+
+def _latest(source: _Source | None, facts: Mapping[str, Any], ticks: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps after the last of `ticks` that the journal of a run without an end holds."""
+    host, origin_ns = facts.get("host"), facts.get("origin_ns")
+    if not isinstance(source, bytes) or not isinstance(host, str) or not isinstance(origin_ns, int):
+        return ticks.clear()
+    steps = np.frombuffer(source[: len(source) // JOURNAL.itemsize * JOURNAL.itemsize], JOURNAL)
+    last = ticks.filter(host=host)["step"].max()
+    steps = steps[(steps["start_ns"] >= origin_ns) & (steps["step"] > (last if isinstance(last, int) else -1))]
+    steps = steps[steps["end_ns"] >= steps["start_ns"]]  # or it was being written
+    texts = {name: [text.decode(errors="ignore") for text in steps[name].tolist()] for name in ("kind", "found_by")}
+    times = {name: pl.when(pl.col(name) >= 0).then(pl.col(name) * 1000) for name in _TIMES[2:]}
+    frame = pl.DataFrame({name: np.ascontiguousarray(steps[name]) for name in ("step", *_TIMES)}).with_columns(
+        **{name: pl.Series(values, dtype=pl.String) for name, values in texts.items()},
+        host=pl.lit(host),
+        **{f"{name[:-2]}ps": (pl.col(name) - origin_ns) * 1000 for name in _TIMES[:2]},
+        **{f"{name[:-2]}ps": each for name, each in times.items()},
+    )
+    return frame.select([*TICKS]).sort("step")
 
 
 def _stack(sources: Sequence[_Source], table: str) -> pl.DataFrame:

@@ -13,7 +13,8 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -23,8 +24,8 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.io import parquet, storage
-from tpunb.io.run_folder import RUN, TABLES, TAIL, VERSION, is_chrome_trace, program_name, raw_name
-from tpunb.io.run_storage import LocalFiles, RemoteFiles, holder_here
+from tpunb.io.run_folder import LATEST, RUN, TABLES, TAIL, VERSION, is_chrome_trace, packed, program_name, raw_name
+from tpunb.io.run_storage import Journal, LocalFiles, RemoteFiles, holder_here
 from tpunb.io.storage import NoAnswer
 
 _TOGETHER = 16  # parts merged into one: their tables are kept in memory until then
@@ -60,6 +61,7 @@ class RunWriter:
         self._pending: dict[int, Mapping[str, pl.DataFrame]] = {}  # parts to be merged, at most `_TOGETHER`
         self._merged: list[str] = []  # files of merged parts that are not removed yet
         self._last = -1
+        self._journal: Journal | None = None  # of the latest steps
         self._files: LocalFiles | RemoteFiles
         if where is None:
             self.name, self.source = "in memory", f"memory://tpunb/{uuid4().hex}"
@@ -93,12 +95,24 @@ class RunWriter:
         Raises CaptureBusy if another capture writes there, ValueError if it holds no run, TpunbError or OSError.
         """
         self.moved = self._files.open()
+        if isinstance(self._files, LocalFiles):
+            with suppress(OSError):
+                self._journal = self._files.journal(LATEST)
+
+    def step(self, record: Sequence[Any]) -> None:
+        """Write a step on a local disk, (number, kind, times, rule) as in ``run_folder.JOURNAL``: a kill leaves it."""
+        if (journal := self._journal) is not None:
+            try:
+                journal.write(*packed(record))
+            except OSError:  # a full disk
+                self._journal = None
 
     def facts(self, facts: Mapping[str, Any]) -> None:
         """Write ``run.json``, with the time and the process that wrote it."""
         if facts.get("state", "running") != "running":  # from now on the next run may rename this one
             self._merge()
-            self._pending, self._merged = {}, []
+            self._pending, self._merged, self._journal = {}, [], None
+            self._files.remove([LATEST])
         content = {"tpunb": VERSION, **facts, "updated": time.time(), "written_by": holder_here()}
         self._files.put(RUN, json.dumps(content, indent=1).encode())
 

@@ -77,7 +77,7 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
                     timing.first = False
                     clock.steps_before = _steps_before(self) if clock.steps_before is None else clock.steps_before
             else:
-                clock.complete()
+                clock.computed()
             callbacks = self.callbacks
             idle = type(callbacks) is _TimedCallbacks and callbacks.acts.get(name) is False
             (original if idle else timed)(self, batch, logs)
@@ -236,7 +236,7 @@ def _steps_before(callbacks: Any) -> int | None:
         at_once = callbacks._model.steps_per_execution
         # at the end of data of unknown length, Keras counts a step that was not taken
         if batches is not None and batches % at_once == 0 and not optimizer.gradient_accumulation_steps:
-            return taken // at_once
+            return taken // int(at_once)
     return None
 
 

@@ -121,6 +121,7 @@ class StepClock:
         self._latest: Work | None = None
         self.marked = False  # whether the program marks its steps
         self.annotates = False  # whether the clock enters an annotation of the framework now
+        self.on_step: Callable[[StepRecord], None] = lambda _: None  # called as a step ends, in the thread that trains
         self.boundary: Callable[[], None] = lambda: None  # called between steps: a source may have something to do
         self.fetched: Callable[[], tuple[int, int] | None] = lambda: None  # start and time of the fetch before a mark
         self.current: Callable[[], StepRecord | None] = lambda: None  # the step of a loop without marks
@@ -194,6 +195,7 @@ class StepClock:
             return
         self._next += 1
         self._ended.append(step)
+        self.on_step(step.record(step.end_ns))
         self._recent[step.kind].append(step.end_ns - step.start_ns)
         self.count += 1
 
@@ -263,6 +265,12 @@ class StepClock:
         self._progress_ns = time_ns()
         if self._open is not None:
             self._open.complete = True
+
+    def computed(self) -> None:
+        """Complete the open step, which has computed: a kill from now on cannot undo that."""
+        self.complete()
+        if (step := self._open) is not None and not step.explicit and not self._closed:
+            self.on_step(step.record(self._progress_ns))
 
     def draw(self, function: Callable[[S], T], source: S) -> T:
         """Return ``function(source)``, and record its time as input wait, but for checkpoints and trials within it."""
@@ -405,6 +413,7 @@ class StepClock:
             if ending.explicit and ending.complete:
                 self._last = ending
             if ending.complete:
+                self.on_step(ending.record(ending.end_ns))
                 self._recent[ending.kind].append(ending.end_ns - ending.start_ns)
                 self.count += 1
 
