@@ -303,7 +303,7 @@ SITUATIONS = [
         (0.0, 10.0),
         15.0,
     ),
-    Situation("a custom event excluded", everything, {"CUSTOM_BADPUT_EVENTS": 10.0}, {}, (13.0, 23.0), 45.0),
+    Situation("a custom event excluded", everything, {"CUSTOM_BADPUT_EVENTS": 10.0}, {}, (11.0, 21.0), 44.0),
     Situation("a restart at once", _at_once, {_DOWN: 20.0}, wall=30.0),
     Situation("a restart excluded", _at_once, {_DOWN: 0.0}, {}, (0.0, 20.0), 10.0),
     Situation(
