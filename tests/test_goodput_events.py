@@ -1,6 +1,5 @@
 """Goodput events in a local file: the recorder that writes them, and jobs read from them."""
 
-import inspect
 import json
 from datetime import UTC, datetime, timedelta
 
@@ -28,17 +27,15 @@ def test_the_situations_of_the_public_tests_have_the_buckets_expected_there(tmp_
 
 def test_a_recorder_has_the_methods_of_the_library_and_writes_nothing_if_disabled(tmp_path):
     recorder = GoodputRecorder(tmp_path / "none.jsonl", logging_enabled=False)
-    names = {name for name in dir(recorder) if name.startswith("record_")}
-    events = ("job", "tpu_init", "training_preparation", "data_loading", "custom_badput_event")
-    assert names >= {f"record_{event}_{which}_time" for event in events for which in ("start", "end")}
-    for name in names - {"record_checkpoint_progress", "record_elastic_slice_counts"}:
-        getattr(recorder, name)(*[3] * (name == "record_step_start_time"))
+    events = ("job", "tpu_init", "training_preparation", "data_loading", "custom_badput_event", "elastic_reinit")
+    for name in [f"record_{event}_{which}_time" for event in events for which in ("start", "end")]:
+        getattr(recorder, name)()
+    recorder.record_step_start_time(3)
     recorder.record_checkpoint_progress(3, BEGIN)
     recorder.flush()
     assert not (tmp_path / "none.jsonl").exists()
     with pytest.raises(AttributeError, match="no attribute 'record_nothing'"):
         recorder.record_nothing()
-    assert not inspect.isabstract(GoodputRecorder)
 
 
 def test_arguments_by_name_and_place_are_one_event(tmp_path):
@@ -120,7 +117,7 @@ def test_a_line_cut_by_a_kill_loses_only_itself(tmp_path):
     job = Job(tmp_path / "a.jsonl")
     everything(job)
     job.path.write_text(job.path.read_text()[:-30])
-    with pytest.warns(UserWarning, match="1 of 24 lines left out: line 24"):
+    with pytest.warns(UserWarning, match="1 of 27 lines left out: line 27"):
         assert len(tp.steps(tp.load(job.path))) == 4  # the fifth did not end
 
 
@@ -134,7 +131,7 @@ def test_events_of_two_jobs_are_refused(tmp_path):
     later = GoodputRecorder(tmp_path / "b.jsonl", "b")
     later.record_job_start_time(BEGIN + timedelta(days=1))
     (tmp_path / "b.jsonl").write_text((tmp_path / "b.jsonl").read_text().splitlines()[-1])
-    with pytest.raises(IncompatibleRuns, match="not attempts of one job: job b and a"):
+    with pytest.raises(IncompatibleRuns, match="not attempts of one job: job a and b"):
         tp.job([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
 
 

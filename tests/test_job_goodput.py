@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from killed_jobs import killed_job
 from optional import lazy
-from simulate.goodput_jobs import Job, disrupted
+from simulate.goodput_jobs import BEGIN, Job, disrupted
 from warm_python import warm_python
 
 import tpunb as tp
 from tpunb import charts, schema
 from tpunb.analysis import categories
-from tpunb.charts import render
 from tpunb.errors import BadProfile, IncompatibleRuns, ProfileNotFound
 from tpunb.frames import Steps
 from tpunb.frames.steps import WallClock
@@ -144,7 +143,7 @@ def test_accounts_add_up_and_lost_steps_are_those_trained_more_than_once(attempt
 
 
 def test_the_chart_of_accounts_draws_a_job():
-    assert "lost progress · 8.0 s" in texts_of(render.svg(charts.accounts(tp.job(KILLED))))
+    assert "lost progress · 8.0 s" in texts_of(charts.accounts(tp.job(KILLED)))
 
 
 def test_categories_of_a_run_are_those_of_its_accounts():
@@ -184,19 +183,20 @@ def test_the_journal_has_the_steps_after_the_last_part_until_the_run_ends(tmp_pa
     writer = write(tmp_path / "a", 0, steps(10), steps_before=0)
     for number, start, end in [*steps(12)][9:]:  # the first of them is in the part
         times = (START_NS + start * 10**9, START_NS + end * 10**9)
-        writer.step((number, "train", *times, 5 * 10**6, None, None, "keras", None, True))
+        writer.step((number, "train", *times, 5 * 10**6, None, None, "keras", 40))
     frame = tp.load(tmp_path / "a").stored.frame
     assert frame["step"].to_list() == [*range(12)]
     assert frame.select("start_ps", "dur_ps", "kind", "input_ps", "callbacks_ps").row(-1) == (
         *(13 * S, S, "train", 5 * 10**9, None),
     )
     assert tp.job(tmp_path / "a").wall_ps == 14 * S
+    assert tp.job(tmp_path / "a").attempts["first_step"].to_list() == [40]
     for damaged in (b"", b"\xff" * 90, (tmp_path / "a" / run_folder.LATEST).read_bytes()[:-3]):
         (tmp_path / "a" / run_folder.LATEST).write_bytes(damaged)
         assert tp.load(tmp_path / "a").stored.frame["step"].to_list()[:10] == [*range(10)]
     writer.facts({"name": "a", "host": "toy", "origin_ns": START_NS, "state": "finished", "span_ps": 20 * S})
     assert not (tmp_path / "a" / run_folder.LATEST).exists()
-    writer.step((12, "train", START_NS, START_NS, None, None, None, "keras"))
+    writer.step((12, "train", START_NS, START_NS, None, None, None, "keras", 40))
     writer.close()
     assert len(tp.load(tmp_path / "a").stored) == 10
 
@@ -205,7 +205,7 @@ def test_the_journal_has_the_steps_after_the_last_part_until_the_run_ends(tmp_pa
 
 
 def test_attempts_of_other_programs_are_refused():
-    with pytest.raises(IncompatibleRuns, match="b and a are not attempts of one job: model CNN and MLP"):
+    with pytest.raises(IncompatibleRuns, match="a and b are not attempts of one job: model MLP and CNN"):
         tp.job([run(0, steps(3), name="a"), run(20, steps(3), name="b", model="CNN")])
 
 
@@ -236,10 +236,14 @@ def test_an_empty_folder_and_list_and_no_folder_are_refused(tmp_path):
 
 
 def test_events_and_run_folders_of_a_folder_are_its_attempts(tmp_path):
-    write(tmp_path / "later", 10**8, steps(10), steps_before=5).close()
-    job = Job(tmp_path / "events.jsonl")
-    disrupted(job)
-    assert tp.job(tmp_path).attempts.height == 3
+    events = Job(tmp_path / "events.jsonl")
+    disrupted(events)
+    later = (BEGIN.timestamp() - START_NS / 1e9) + 60
+    write(tmp_path / "later", later, steps(10), steps_before=5).close()
+    assert tp.job(tmp_path).attempts["name"].to_list() == ["events attempt 0", "events attempt 1", "later"]
+    write(tmp_path / "last", 0, steps(10), steps_before=5).close()
+    with pytest.raises(BadProfile, match="last starts 379 days after events attempt 0: a job has at most 106"):
+        tp.job(tmp_path)
 
 
 # -- real trainings ------------------------------------------------------------------------------------------------
@@ -260,7 +264,7 @@ def test_a_fit_knows_the_steps_that_its_optimizer_took_before(tmp_path):
     model.compile("sgd", "mse")
     assert fitted(tmp_path / "a", model, rows[0], y=rows[1], batch_size=8) == 0
     assert fitted(tmp_path / "b", model, rows[0], y=rows[1], batch_size=8, epochs=2) == 5
-    assert fitted(tmp_path / "c", model, zip([rows[0]] * 3, [rows[1]] * 3, strict=True)) is None  # of unknown length
+    assert fitted(tmp_path / "c", model, (rows for _ in range(3))) is None  # of unknown length
     model.compile("sgd", "mse", steps_per_execution=2)
     assert fitted(tmp_path / "d", model, rows[0], y=rows[1], batch_size=8) == 0
     with tp.capture(tmp_path / "e", schedule=tp.Schedule(every=3600.0, burst=0)) as own:

@@ -34,6 +34,7 @@ RULES: dict[str, str] = {
     "keras": "A method of Keras trained, evaluated or predicted with a batch.",
     "optimizer": "An optimizer of PyTorch or Keras updated the parameters.",
     "fetches": "The program fetched a batch.",
+    "event": "The program recorded goodput events: from the event of its start to that of the next.",
 }
 """How a step was found; files have the first seven as they are."""
 RULE = pl.Enum([*RULES])

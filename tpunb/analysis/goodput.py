@@ -199,6 +199,7 @@ class Stretches(NamedTuple):
     wall: WallClock  # of which stalls, samples and load are used
     wall_ps: int
     notes: tuple[str, ...]
+    before: int | None = None  # as `Steps.steps_before`
 
 
 def stretches(run: Profile | Steps | Phases) -> Stretches:
@@ -248,7 +249,8 @@ def _of_steps(steps: Steps, labels: pl.Series, wall: WallClock | None) -> Stretc
         )
         pieces.append(segments(run).with_columns(host=pl.lit(host), complete=pl.lit(complete)))
         notes += _notes(host if len(hosts) > 1 else "", clocked=clocked, complete=complete)
-    return Stretches(pl.concat(pieces), frame, wall, max(high - low, 0), tuple(dict.fromkeys(notes)))
+    notes = list(dict.fromkeys(notes))
+    return Stretches(pl.concat(pieces), frame, wall, max(high - low, 0), tuple(notes), steps.steps_before)
 
 
 def of_stretches(time: Stretches) -> Goodput:

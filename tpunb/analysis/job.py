@@ -13,13 +13,12 @@ import polars as pl
 from tpunb import schema
 from tpunb.analysis.account_segments import INSIDE_STEPS
 from tpunb.analysis.goodput import Goodput, Stretches, of_stretches, stretches
-from tpunb.errors import BadProfile, IncompatibleRuns, NoSteps, wrong_type
-from tpunb.frames import Profile, Steps
-from tpunb.frames.steps import NO_STEPS, WallClock, trained
+from tpunb.errors import BadProfile, IncompatibleRuns, wrong_type
+from tpunb.frames import Profile
+from tpunb.frames.steps import WallClock, trained
 from tpunb.io import goodput_events
 from tpunb.io.formats import attempts
 from tpunb.io.storage import PathLike
-from tpunb.step_stats.reduce import from_rules
 from tpunb.text import cut, duration, plain, plural
 
 _APART = 2**40  # between the numbers of steps and units of two attempts
@@ -122,6 +121,9 @@ def job(runs: PathLike | Iterable[PathLike | Profile]) -> JobGoodput:
     profiles.sort(key=lambda profile: profile.origin_ns or 0)
     _check_model(profiles)
     found = [_attempt(profile, profiles[0].origin_ns or 0) for profile in profiles]
+    if found[-1].end_ps >= 2**63:
+        days = round(found[-1].start_ps / 8.64e16)
+        raise BadProfile(f"{found[-1].name} starts {days:,} days after {found[0].name}: a job has at most 106")
     for a, b in pairwise(found):
         if b.start_ps < a.end_ps:
             raise BadProfile(
@@ -154,35 +156,23 @@ def job(runs: PathLike | Iterable[PathLike | Profile]) -> JobGoodput:
 
 def _check_model(profiles: Sequence[Profile]) -> None:
     """Raise if attempts trained different models."""
-    first: dict[str, tuple[str, str]] = {}
-    for profile in profiles:
-        metadata = {} if profile.stored is None else profile.stored.metadata
-        for fact in ("job", "model", "weights"):
-            if (value := metadata.get(fact)) is None:
-                continue
-            name, usual = first.setdefault(fact, (profile.name, value))
-            if value != usual:
-                raise IncompatibleRuns(
-                    f"{profile.name} and {name} are not attempts of one job: {fact} {cut(plain(value), 80)} and "
-                    f"{cut(plain(usual), 80)}",
-                    hint="give the attempts of one training",
-                )
+    for fact in ("job", "model", "weights"):
+        stored = [(each.name, each.stored.metadata) for each in profiles if each.stored is not None]
+        values = [(name, metadata[fact]) for name, metadata in stored if fact in metadata]
+        for (a, of_a), (b, of_b) in pairwise(values):
+            if of_a != of_b:
+                texts = f"{fact} {cut(plain(of_a), 80)} and {cut(plain(of_b), 80)}"
+                message = f"{a} and {b} are not attempts of one job: {texts}"
+                raise IncompatibleRuns(message, hint="give the attempts of one training")
 
 
 def _attempt(profile: Profile, origin_ns: int) -> _Attempt:
-    start_ns, steps = profile.origin_ns or 0, _steps(profile)
-    frame = steps.frame.with_columns(trained(), end_ps=pl.col("start_ps") + pl.col("dur_ps"))
-    if (frame["kind"] == "train").any():
-        frame = frame.filter(kind="train")
-    own = frame.select("host", "start_ps", "end_ps", number="trained")
-    return _Attempt(profile.name, start_ns, (start_ns - origin_ns) * 1000, stretches(profile), own, steps.steps_before)
-
-
-def _steps(profile: Profile) -> Steps:
-    try:
-        return from_rules(profile)
-    except NoSteps:
-        return NO_STEPS
+    start_ns, time = profile.origin_ns or 0, stretches(profile)
+    steps = time.steps.with_columns(trained(), end_ps=pl.col("start_ps") + pl.col("dur_ps"))
+    if (steps["kind"] == "train").any():
+        steps = steps.filter(kind="train")
+    own = steps.select("host", "start_ps", "end_ps", number="trained")
+    return _Attempt(profile.name, start_ns, (start_ns - origin_ns) * 1000, time, own, time.before)
 
 
 def _cut(found: Sequence[_Attempt]) -> int | None:
@@ -261,7 +251,7 @@ def _notes(found: Sequence[_Attempt], cuts: Sequence[int | None]) -> list[str]:
         first = attempt.number()
         if first is not None and -1 < last < first - 1:
             notes.append(f"steps {last + 1} to {first - 1} are in no attempt")
-        last = max(last, attempt.number(last=True) or last)
+        last = max(last, -1 if first is None else attempt.number(last=True) or 0)
     return notes
 
 

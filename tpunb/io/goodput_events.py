@@ -61,7 +61,6 @@ _ORBAX = {  # of Orbax' records of a kind: start and seconds, and the account
     "restore": ("checkpoint_manager", "checkpoint restore"),
     "emergency_restore": ("checkpoint_manager", "checkpoint restore"),
 }
-_FIRST_RUN = "first run of what was traced"
 _EVALUATES = ("eval", "valid")  # in the type of a custom event
 
 
@@ -93,10 +92,6 @@ class GoodputRecorder:
         if (event := _METHODS.get(method)) is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {method!r}")
         return partial(self._record, event)
-
-    def __dir__(self) -> list[str]:
-        """Return the names of all methods."""
-        return [*super().__dir__(), *_METHODS]
 
     def _record(self, event: str, *values: object, **named: object) -> None:
         if self._path is None:
@@ -161,22 +156,19 @@ class _Attempt:
 
     def profile(self, name: str, job: str, notes: Sequence[str]) -> Profile:
         """Return its steps and spans as a run."""
-        steps, spans = self.steps, [*self.spans]
+        steps, spans = self.steps, [*self.spans, ("other", None, self.start, self.end)]
         if self.finished:
             steps = [*steps, (-1, self.end)]
         elif steps:
             spans.append(("other", UNFINISHED, steps[-1][1], self.end))
-        first = self.steps[0][1] if self.steps else self.end
-        spans.append(("other", None, self.start, first))
         origin_ns = round(self.start * 1e9)
 
         def ps(time: float) -> int:
             return (round(time * 1e9) - origin_ns) * 1000
 
         pairs = [(step, ps(start), ps(end)) for (step, start), (_, end) in pairwise(steps)]
-        ticks = [("", step, "train", start, end, None, None, None, "mark") for step, start, end in pairs]
+        ticks = [("", step, "train", start, end, None, None, None, "event") for step, start, end in pairs]
         rows = [("", ps(start), ps(end) - ps(start), account, detail) for account, detail, start, end in spans]
-        rows += [("", ps(first), 1, "program startup", _FIRST_RUN)] * bool(ticks)  # which makes it a step that compiles
         tables = {name: pl.DataFrame(schema=columns) for name, columns in run_folder.TABLES.items()}
         tables["ticks"] = pl.DataFrame(ticks, schema=run_folder.TICKS, orient="row")
         wall = WallClock(ps(self.end), spans=pl.DataFrame(rows, schema=schema.SPANS, orient="row"))

@@ -36,7 +36,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import struct
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -45,7 +44,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-import numpy as np
 import polars as pl
 
 from tpunb import schema
@@ -78,14 +76,12 @@ TICKS: schema.Schema = {
 }
 """One row per step that ended, by the host clock; a step may have several rows."""
 
-_TIMES = ("start_ns", "end_ns", "input_ns", "callbacks_ns", "dispatch_ns")
-JOURNAL = np.dtype([("step", "<i8"), *((name, "<i8") for name in _TIMES), ("kind", "S24"), ("found_by", "S16")])
-"""A step as it ended, written at once: its times in nanoseconds since the epoch, -1 if unknown."""
+JOURNAL = ("step", "kind", "start_ns", "end_ns", "input_ns", "callbacks_ns", "dispatch_ns", "found_by", "before")
+"""Columns of a row of the journal, a line with tabs: a step as it ended, in nanoseconds since the epoch, and
+``Steps.steps_before`` of the run."""
 
-_ROW = struct.Struct("<6q24s16s")  # as JOURNAL, to write one in a microsecond
-
-LATEST_STEPS = 4096
-"""Steps in the journal: the last of each number modulo this."""
+_ROW, LATEST_STEPS = 160, 2048
+"""Bytes of a row, and rows: the last of each step modulo their number."""
 
 PROGRAMS: schema.Schema = {
     "host": pl.String(),
@@ -299,7 +295,9 @@ def _settled(
             if before == parts(files):  # else a part, which was not read, may have what the tail had
                 ticks = tables["ticks"]
                 ticks = pl.concat([ticks, tail.join(ticks, on=["host", "start_ps"], how="anti")])
-                tables["ticks"] = pl.concat([ticks, _latest(contents.get(LATEST), facts, ticks)])
+                latest, before = _latest(contents.get(LATEST), facts, ticks)
+                tables["ticks"] = pl.concat([ticks, latest])
+                facts.update({} if before is None else {"steps_before": before})
             return facts, tables, files, lost + torn
     raise TpunbError(f"{folder}: changes faster than it can be read", hint="load it again")
 
@@ -415,31 +413,34 @@ def _tail(contents: Mapping[str, _Source]) -> tuple[pl.DataFrame, _Lost]:
         return _stack([], "ticks"), [(TAIL, f"cannot be read: {format_error(error)}")]
 
 
-def packed(record: Sequence[Any]) -> tuple[bytes, int]:
-    """Return a row of the journal and its place, of the number of a step, its kind, times and rule."""
-    number, kind, *times, rule = record[:8]
-    numbers = (-1 if time is None else time for time in times)
-    return _ROW.pack(number, *numbers, kind.encode(), rule.encode()), number % LATEST_STEPS * JOURNAL.itemsize
+def journal_row(record: Sequence[object]) -> tuple[bytes, int]:
+    r"""Return a row of the journal, and its place.
+
+    >>> row, at = journal_row([2050, "train", 17, 23, None, None, None, "keras", 0])
+    >>> row.strip(), at
+    (b'2050\ttrain\t17\t23\tNone\tNone\tNone\tkeras\t0', 320)
+    """
+    text = "\t".join(map(str, record[: len(JOURNAL)])).encode()
+    return text[: _ROW - 1].ljust(_ROW - 1) + b"\n", int(str(record[0])) % LATEST_STEPS * _ROW
 
 
-def _latest(source: _Source | None, facts: Mapping[str, Any], ticks: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps after the last of `ticks` that the journal of a run without an end holds."""
+def _latest(source: _Source | None, facts: Mapping[str, Any], ticks: pl.DataFrame) -> tuple[pl.DataFrame, int | None]:
+    """Return the steps after the last of `ticks` in the journal of a run without an end, and the steps before it."""
     host, origin_ns = facts.get("host"), facts.get("origin_ns")
     if not isinstance(source, bytes) or not isinstance(host, str) or not isinstance(origin_ns, int):
-        return ticks.clear()
-    steps = np.frombuffer(source[: len(source) // JOURNAL.itemsize * JOURNAL.itemsize], JOURNAL)
-    last = ticks.filter(host=host)["step"].max()
-    steps = steps[(steps["start_ns"] >= origin_ns) & (steps["step"] > (last if isinstance(last, int) else -1))]
-    steps = steps[steps["end_ns"] >= steps["start_ns"]]  # or it was being written
-    texts = {name: [text.decode(errors="ignore") for text in steps[name].tolist()] for name in ("kind", "found_by")}
-    times = {name: pl.when(pl.col(name) >= 0).then(pl.col(name) * 1000) for name in _TIMES[2:]}
-    frame = pl.DataFrame({name: np.ascontiguousarray(steps[name]) for name in ("step", *_TIMES)}).with_columns(
-        **{name: pl.Series(values, dtype=pl.String) for name, values in texts.items()},
-        host=pl.lit(host),
-        **{f"{name[:-2]}ps": (pl.col(name) - origin_ns) * 1000 for name in _TIMES[:2]},
-        **{f"{name[:-2]}ps": each for name, each in times.items()},
+        return ticks.clear(), None
+    lines = (line.strip(" \0").split("\t") for line in source.decode(errors="replace").split("\n"))
+    rows = [line for line in lines if len(line) == len(JOURNAL)]
+    numbers, names = pl.all().exclude("kind", "found_by"), {name: f"{name[:-2]}ps" for name in JOURNAL if "_ns" in name}
+    steps = pl.DataFrame(rows, dict.fromkeys(JOURNAL, pl.String), orient="row").with_columns(
+        numbers.cast(pl.Int64, strict=False), host=pl.lit(host)
     )
-    return frame.select([*TICKS]).sort("step")
+    steps = steps.drop_nulls(["step", "end_ns"]).with_columns(pl.col("start_ns", "end_ns") - origin_ns)
+    steps = steps.with_columns(pl.col(*names) * 1000).rename(names)
+    steps = steps.filter(pl.col("start_ps").is_between(0, pl.col("end_ps"))).sort("step")  # others are being written
+    last, before = ticks.filter(host=host)["step"].max(), steps["before"].drop_nulls()
+    later = steps.filter(pl.col("step") > (last if isinstance(last, int) else -1)).select([*TICKS])
+    return later, before[-1] if before.len() else None
 
 
 def _stack(sources: Sequence[_Source], table: str) -> pl.DataFrame:

@@ -63,9 +63,9 @@ class LocalFiles:
         """Write a file, replacing one of that name."""
         write_atomically(self._folder / name, data)
 
-    def journal(self, name: str) -> Journal:
-        """Return a new file that is written in place; OSError if there can be none."""
-        return Journal(self._folder / name)
+    def open_file(self, name: str) -> FileIO:
+        """Return a new file, to be written in place."""
+        return FileIO(self._folder / name, "w")
 
     def put_folder(self, name: str, files: Mapping[str, bytes]) -> None:
         """Write a folder of files."""
@@ -116,20 +116,6 @@ class LocalFiles:
         if lock is not None:
             lock.moved(aside)
         return aside
-
-
-class Journal:
-    """A file that is written in place, and closed with the last reference: a thread may be writing to it."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-
-    def write(self, data: bytes, at: int) -> None:
-        """Write bytes at a position; OSError on a full disk."""
-        os.pwrite(self._file, data, at)
-
-    def __del__(self) -> None:
-        os.close(self._file)
 
 
 class RemoteFiles:

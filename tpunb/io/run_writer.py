@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,8 +25,8 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.io import parquet, storage
-from tpunb.io.run_folder import LATEST, RUN, TABLES, TAIL, VERSION, is_chrome_trace, packed, program_name, raw_name
-from tpunb.io.run_storage import Journal, LocalFiles, RemoteFiles, holder_here
+from tpunb.io.run_folder import LATEST, RUN, TABLES, TAIL, VERSION, is_chrome_trace, journal_row, program_name, raw_name
+from tpunb.io.run_storage import LocalFiles, RemoteFiles, holder_here
 from tpunb.io.storage import NoAnswer
 
 _TOGETHER = 16  # parts merged into one: their tables are kept in memory until then
@@ -61,7 +62,7 @@ class RunWriter:
         self._pending: dict[int, Mapping[str, pl.DataFrame]] = {}  # parts to be merged, at most `_TOGETHER`
         self._merged: list[str] = []  # files of merged parts that are not removed yet
         self._last = -1
-        self._journal: Journal | None = None  # of the latest steps
+        self._journal: FileIO | None = None  # of the latest steps
         self._files: LocalFiles | RemoteFiles
         if where is None:
             self.name, self.source = "in memory", f"memory://tpunb/{uuid4().hex}"
@@ -97,22 +98,26 @@ class RunWriter:
         self.moved = self._files.open()
         if isinstance(self._files, LocalFiles):
             with suppress(OSError):
-                self._journal = self._files.journal(LATEST)
+                self._journal = self._files.open_file(LATEST)
 
-    def step(self, record: Sequence[Any]) -> None:
-        """Write a step on a local disk, (number, kind, times, rule) as in ``run_folder.JOURNAL``: a kill leaves it."""
-        if (journal := self._journal) is not None:
+    def step(self, record: Sequence[object]) -> None:
+        """Write a step on a local disk, with the columns of ``run_folder.JOURNAL``, where a kill leaves it."""
+        if self._journal is not None:
+            row, at = journal_row(record)
             try:
-                journal.write(*packed(record))
-            except OSError:  # a full disk
+                self._journal.seek(at)
+                self._journal.write(row)
+            except (OSError, ValueError):  # a full disk, or the end of the run
                 self._journal = None
 
     def facts(self, facts: Mapping[str, Any]) -> None:
         """Write ``run.json``, with the time and the process that wrote it."""
         if facts.get("state", "running") != "running":  # from now on the next run may rename this one
             self._merge()
-            self._pending, self._merged, self._journal = {}, [], None
-            self._files.remove([LATEST])
+            self._pending, self._merged = {}, []
+            if self._journal is not None:
+                self._journal.close()
+                self._files.remove([LATEST])
         content = {"tpunb": VERSION, **facts, "updated": time.time(), "written_by": holder_here()}
         self._files.put(RUN, json.dumps(content, indent=1).encode())
 
