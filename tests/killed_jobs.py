@@ -58,7 +58,7 @@ def attempt(folder, number, kill):
         for step in range(taken, BATCHES * EPOCHS, EVERY):  # fits that end at checkpoints, so that any is resumed
             part = rows[8 * (step % BATCHES) : 8 * (step % BATCHES + EVERY)]
             model.fit(part, part[:, :1], batch_size=8, shuffle=False, verbose=0, callbacks=[Beside()])
-    note(clock, "end")
+        note(clock, "end")
 
 
 class Truth(NamedTuple):

@@ -37,8 +37,8 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, clie
         profiler, one ``*.xplane.pb``, ``*.xplane.riegeli`` or ``*.trace.json`` (each also gzipped), or a list of such
         files, one per host; local, or the URL of any file system that fsspec supports, such as ``gs://bucket/logdir``.
         All sessions of a logdir are read, and the XPlane where a session has both forms. Without a raw profile,
-        XProf's tables (``*.overview_page.json`` and others) are read. A list may also have run folders of one job,
-        one per process.
+        XProf's tables (``*.overview_page.json`` and others) or goodput events (``*.jsonl``) are read. A list may also
+        have run folders of one job, one per process.
     device
         Name of the device in ``tpunb.analysis.DEVICES``, for files that do not name it: gives its kind and peaks.
     client
@@ -140,9 +140,9 @@ def attempts(runs: PathLike | Iterable[PathLike | Profile]) -> list[Profile]:
     below |= {name for name in files if name.endswith(goodput_events.ENDING)}
     if not below:
         raise _no_profile(location)
-    found = {name: attempts(f"{str(location).rstrip('/')}/{name}") for name in sorted(below)}
-    events = goodput_events.ENDING  # whose attempts have names
-    return [each if name.endswith(events) else replace(each, name=name) for name, of in found.items() for each in of]
+    top, events = str(location).rstrip("/"), goodput_events.ENDING  # whose attempts have names
+    of_names = [(name, each) for name in sorted(below) for each in attempts(f"{top}/{name}")]
+    return [each if name.endswith(events) else replace(each, name=name) for name, each in of_names]
 
 
 def _path(run: object) -> PathLike:

@@ -295,9 +295,9 @@ def _settled(
             if before == parts(files):  # else a part, which was not read, may have what the tail had
                 ticks = tables["ticks"]
                 ticks = pl.concat([ticks, tail.join(ticks, on=["host", "start_ps"], how="anti")])
-                latest, before = _latest(contents.get(LATEST), facts, ticks)
+                latest, steps_before = _latest(contents.get(LATEST), facts, ticks)
                 tables["ticks"] = pl.concat([ticks, latest])
-                facts.update({} if before is None else {"steps_before": before})
+                facts |= {} if steps_before is None else {"steps_before": steps_before}
             return facts, tables, files, lost + torn
     raise TpunbError(f"{folder}: changes faster than it can be read", hint="load it again")
 

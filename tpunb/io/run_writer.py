@@ -193,6 +193,8 @@ class RunWriter:
         try:
             self._merge()
         finally:
+            if self._journal is not None:
+                self._journal.close()
             self._files.close()
 
 
