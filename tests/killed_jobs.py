@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-BATCHES, EPOCHS, EVERY = 60, 3, 20  # steps of an epoch, epochs, steps between two checkpoints
-S = 10**12
+EVERY = 20  # steps between two checkpoints, which a fit takes
 
 
 def note(path, event, step=-1):
@@ -19,7 +18,7 @@ def note(path, event, step=-1):
         file.write(json.dumps([event, step, time.time_ns()]).encode() + b"\n")
 
 
-def attempt(folder, number, kill):
+def attempt(folder, number, steps, kill):
     """Train from the last checkpoint to the end, or to a kill; it kills itself after a number of steps, if any."""
     import keras
     import numpy as np
@@ -53,11 +52,10 @@ def attempt(folder, number, kill):
             model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(1)])
             model.compile("adam", "mse")
         taken = int(model.optimizer.iterations)
-        rows = np.random.default_rng(0).normal(size=(8 * BATCHES, 8)).astype("float32")
+        rows = np.random.default_rng(0).normal(size=(8 * EVERY, 8)).astype("float32")
         note(clock, "resumed", taken)
-        for step in range(taken, BATCHES * EPOCHS, EVERY):  # fits that end at checkpoints, so that any is resumed
-            part = rows[8 * (step % BATCHES) : 8 * (step % BATCHES + EVERY)]
-            model.fit(part, part[:, :1], batch_size=8, shuffle=False, verbose=0, callbacks=[Beside()])
+        for _ in range(taken, steps, EVERY):
+            model.fit(rows, rows[:, :1], batch_size=8, verbose=0, callbacks=[Beside()])
         note(clock, "end")
 
 
@@ -71,12 +69,13 @@ class Truth(NamedTuple):
     end_ns: int  # of the kill, or of the training
 
 
-def killed_job(folder, kills, python, *, itself=False):
+def killed_job(folder, steps, kills, python, *, itself=False):
     """Train in a process after the other; each but the last is killed, or kills itself, after its number of steps."""
     truths = []
     for number, kill in enumerate([*kills, None]):
         clock = folder / f"clock-{number}.jsonl"
-        program = subprocess.Popen([*python, __file__, str(folder), str(number), str(kill if itself else None)])
+        arguments = [folder, number, steps, kill if itself and kill is not None else 0]
+        program = subprocess.Popen([*python, __file__, *map(str, arguments)])
         end_ns, until = None, time.monotonic() + 300
         while program.poll() is None and end_ns is None:
             assert time.monotonic() < until
@@ -88,10 +87,10 @@ def killed_job(folder, kills, python, *, itself=False):
         assert (program.returncode == 0) == (kill is None)
         events = [json.loads(line) for line in clock.read_text().splitlines()]
         at = {name: (step, ns) for name, step, ns in events}
-        begun, steps = ([step for name, step, _ in events if name == which] for which in ("begun", "step"))
-        truths.append(Truth(at["resumed"][0], begun, steps, at["begin"][1], end_ns or events[-1][2]))
+        begun, ended = ([step for name, step, _ in events if name == which] for which in ("begun", "step"))
+        truths.append(Truth(at["resumed"][0], begun, ended, at["begin"][1], end_ns or events[-1][2]))
     return truths
 
 
 if __name__ == "__main__":
-    attempt(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if sys.argv[3] != "None" else None)
+    attempt(Path(sys.argv[1]), *map(int, sys.argv[2:]))

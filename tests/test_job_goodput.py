@@ -123,7 +123,7 @@ def test_hosts_that_an_attempt_does_not_run_on_are_resizing():
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=6))
-@examples(40)
+@examples(12)
 def test_accounts_add_up_and_lost_steps_are_those_trained_more_than_once(attempts):
     """Attempts of (steps, steps since the checkpoint that the next one resumes from, seconds between)."""
     runs, taken, at, trained = [], 0, 0, []
@@ -277,7 +277,7 @@ def test_a_fit_knows_the_steps_that_its_optimizer_took_before(tmp_path):
 
 @pytest.mark.live
 def test_a_kill_in_a_callback_leaves_the_step_that_had_computed(tmp_path):
-    truths = killed_job(tmp_path, [23], warm_python(), itself=True)
+    truths = killed_job(tmp_path, 40, [23], warm_python(), itself=True)
     job = check_killed(tmp_path, truths)
     assert job.attempts["lost_steps"].to_list() == [3, 0]
 
@@ -292,13 +292,13 @@ def check_killed(folder, truths):
         ended, begun = ([step for step in steps if step >= cut] for steps in (truth.steps, truth.begun))
         assert len(ended) <= row["lost_steps"] <= len(begun)
     clock_ps = (truths[-1].end_ns - truths[0].begin_ns) * 1000
-    assert job.wall_ps == pytest.approx(clock_ps, rel=0.01)
+    assert job.wall_ps == pytest.approx(clock_ps, rel=0.01, abs=10**11)
     down_ps = sum(b.begin_ns - a.end_ns for a, b in pairwise(truths)) * 1000
-    assert seconds(job, "downtime") * S == pytest.approx(down_ps, abs=0.01 * clock_ps)
+    assert seconds(job, "downtime") * S == pytest.approx(down_ps, abs=0.01 * clock_ps + 10**11)
     return job
 
 
 @pytest.mark.live
 @pytest.mark.slow
 def test_a_training_killed_three_times_is_accounted_for_by_a_clock_beside(tmp_path):
-    check_killed(tmp_path, killed_job(tmp_path, [33, 3, 49], [sys.executable]))
+    check_killed(tmp_path, killed_job(tmp_path, 400, [133, 3, 149], [sys.executable]))
