@@ -61,6 +61,7 @@ class HostRun(NamedTuple):
     traced_devices: bool = False  # whether `device_ps` is the time of accelerators, or of XLA on a CPU
     recorded: float = 1.0  # share of their work, at least, that a profiler records
     load: pl.DataFrame = pl.DataFrame(schema=schema.LOAD)
+    first_compiles: bool = False  # whether the first step does, though no span says so
 
 
 class _Cells(NamedTuple):
@@ -173,7 +174,7 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     starts_up = np.zeros(len(exclusive), np.bool_)
     is_startup = (spans["account"] == "program startup").to_numpy()
     starts_up[cells.step[(cells.step >= 0) & cells.of_span & np.isin(cells.span, np.flatnonzero(is_startup))]] = True
-    starts_up[:1] |= (steps["rule"][:1] == "event").to_numpy()  # events do not say what is compiled
+    starts_up[:1] |= run.first_compiles
     startup = np.where(starts_up, left - _without_startup(left, starts_up, kind, medians), 0).clip(0)
     excess = (excess - startup).clip(0)
     delays, beside = _delays(run, start, end, left)

@@ -246,6 +246,7 @@ def _of_steps(steps: Steps, labels: pl.Series, wall: WallClock | None) -> Stretc
             load=wall.load.filter(host=host),
             traced_devices=steps.devices.height > 0,
             recorded=_OF_CPU if steps.metadata.get("device kind") == "CPU" else 1.0,
+            first_compiles=bool((of_host["rule"].head(1) == "event").any()),
         )
         pieces.append(segments(run).with_columns(host=pl.lit(host), complete=pl.lit(complete)))
         notes += _notes(host if len(hosts) > 1 else "", clocked=clocked, complete=complete)

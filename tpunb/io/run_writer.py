@@ -63,6 +63,7 @@ class RunWriter:
         self._merged: list[str] = []  # files of merged parts that are not removed yet
         self._last = -1
         self._journal: FileIO | None = None  # of the latest steps
+        self._journaled = False  # whether it has begun
         self._files: LocalFiles | RemoteFiles
         if where is None:
             self.name, self.source = "in memory", f"memory://tpunb/{uuid4().hex}"
@@ -96,12 +97,13 @@ class RunWriter:
         Raises CaptureBusy if another capture writes there, ValueError if it holds no run, TpunbError or OSError.
         """
         self.moved = self._files.open()
-        if isinstance(self._files, LocalFiles):
-            with suppress(OSError):
-                self._journal = self._files.open_file(LATEST)
 
     def step(self, record: Sequence[object]) -> None:
         """Write a step on a local disk, with the columns of ``run_folder.JOURNAL``, where a kill leaves it."""
+        if not self._journaled and isinstance(self._files, LocalFiles):
+            self._journaled = True
+            with suppress(OSError):
+                self._journal = self._files.open_file(LATEST)
         if self._journal is not None:
             row, at = journal_row(record)
             try:
@@ -114,7 +116,7 @@ class RunWriter:
         """Write ``run.json``, with the time and the process that wrote it."""
         if facts.get("state", "running") != "running":  # from now on the next run may rename this one
             self._merge()
-            self._pending, self._merged = {}, []
+            self._pending, self._merged, self._journaled = {}, [], True
             if self._journal is not None:
                 self._journal.close()
                 self._files.remove([LATEST])
