@@ -171,8 +171,8 @@ def _attempt(profile: Profile, origin_ns: int) -> _Attempt:
     steps = time.steps.with_columns(trained(), end_ps=pl.col("start_ps") + pl.col("dur_ps"))
     if (steps["kind"] == "train").any():
         steps = steps.filter(kind="train")
-    own = steps.select("host", "start_ps", "end_ps", number="trained")
-    return _Attempt(profile.name, start_ns, (start_ns - origin_ns) * 1000, time, own, time.before)
+    taken = steps.select("host", "start_ps", "end_ps", number="trained")
+    return _Attempt(profile.name, start_ns, (start_ns - origin_ns) * 1000, time, taken, time.before)
 
 
 def _cut(found: Sequence[_Attempt]) -> int | None:
