@@ -673,14 +673,6 @@ ACCOUNTS = {
 }
 """What the wall time of a run is spent on, in the order of charts: every picosecond of a host is in one account."""
 
-CATEGORY = (
-    *("GOODPUT", "TPU_INITIALIZATION", "TRAINING_PREP", "PROGRAM_STARTUP", "DATA_LOADING_SYNC", "DATA_LOADING_ASYNC"),
-    *("UNPRODUCTIVE_CHECKPOINT_SAVE_TIME", "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME", "WASTED_PROGRESS_FROM_DISRUPTION"),
-    *("INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION", "CUSTOM_BADPUT_EVENTS", "OTHER"),
-    *("ELASTIC_SLICE_DOWN", "ELASTIC_SCALE_UP", "ELASTIC_REINITIALIZATION"),
-)
-"""Categories of ml-goodput-measurement 0.2.3, in its order."""
-
 SPANS = frame(
     "SPANS",
     "One row per stretch of a run, outside or inside steps, whose cause the host clock knows.",

@@ -297,7 +297,7 @@ def categories(goodput: Goodput, exclude: Iterable[tuple[datetime, datetime]] = 
     Returns
     -------
     polars.DataFrame
-        ``tpunb.schema.CATEGORIES``, in the order of that library, without those that took no time.
+        ``tpunb.schema.CATEGORIES``, most time first, without those that took no time.
     """
     rows = goodput.segments.with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps"))
     for times in exclude:
@@ -329,5 +329,5 @@ def categories(goodput: Goodput, exclude: Iterable[tuple[datetime, datetime]] = 
     wall_ps = rows.filter(pl.col("within").is_null())["time_ps"].sum()
     summed = rows.group_by("category", "detail", "within").agg(pl.col("time_ps").sum() // goodput.hosts)
     summed = summed.with_columns(share=pl.col("time_ps") * goodput.hosts / max(wall_ps, 1))
-    order = pl.col("category").cast(pl.Enum([*schema.CATEGORY]))
-    return schema.check(summed.select([*schema.CATEGORIES]).sort(order, "detail"), schema.CATEGORIES, "categories")
+    rows = summed.select([*schema.CATEGORIES]).sort("time_ps", "category", "detail", descending=[True, False, False])
+    return schema.check(rows, schema.CATEGORIES, "categories")

@@ -126,10 +126,10 @@ def attempts(runs: PathLike | Iterable[PathLike | Profile]) -> list[Profile]:
     if not isinstance(runs, (str, os.PathLike)):
         if isinstance(runs, (bytes, bytearray)) or not isinstance(runs, Iterable):
             raise wrong_type("job", "runs", "be a path or a list of runs", runs)
-        found = [[run] if isinstance(run, Profile) else attempts(_path(run)) for run in runs]
+        found = [each for run in runs for each in ([run] if isinstance(run, Profile) else attempts(run))]
         if not found:
             raise ProfileNotFound("the list of attempts is empty")
-        return [each for of_path in found for each in of_path]
+        return found
     location = storage.find(runs)
     if not location.is_folder:
         return goodput_events.attempts(location) or [load(runs)]
@@ -143,12 +143,6 @@ def attempts(runs: PathLike | Iterable[PathLike | Profile]) -> list[Profile]:
     top, events = str(location).rstrip("/"), goodput_events.ENDING  # whose attempts have names
     of_names = [(name, each) for name in sorted(below) for each in attempts(f"{top}/{name}")]
     return [each if name.endswith(events) else replace(each, name=name) for name, each in of_names]
-
-
-def _path(run: object) -> PathLike:
-    if not isinstance(run, (str, os.PathLike)):
-        raise wrong_type("job", "runs", "hold paths of runs and Profiles", run)
-    return run
 
 
 _RANKS = re.compile(r"(^|/)rank[0-9]+$")

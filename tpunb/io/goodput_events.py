@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -41,20 +42,10 @@ _SPANS = {  # account and detail of the time between the events of a name with "
     "elastic_reinit": ("resizing", ANEW),
     "custom_badput_event": ("program code", None),
 }
-_FACTS = {  # what else the event of a name has, in the order of the method's arguments
-    "step": ["step_count"],
-    "custom_badput_event": ["custom_badput_event_type"],
-    "elastic_wait": ["elastic_wait_event_type"],
-    "elastic_slice_counts_timestamp": ["active_slices", "total_slices", "available_slices"],
-}
-_METHODS = {  # the event of each method
-    f"record_{name.replace('prep', 'preparation')}_{which}_time": f"{name}_{which}_time"
-    for name in ("job", *_SPANS)
-    for which in ("start", "end")
-}
-_METHODS |= {
-    "record_step_start_time": "step_start_time",
-    "record_elastic_slice_counts": "elastic_slice_counts_timestamp",
+_FACT = {  # what else the events of a name have
+    "step": "step_count",
+    "custom_badput_event": "custom_badput_event_type",
+    "elastic_wait": "elastic_wait_event_type",
 }
 _ORBAX = {  # of Orbax' records of a kind: start and seconds, and the account
     "save": ("checkpoint_manager_blocking", "checkpoint save"),
@@ -89,25 +80,29 @@ class GoodputRecorder:
 
     def __getattr__(self, method: str) -> Callable[..., None]:
         """Return the method that records an event."""
-        if (event := _METHODS.get(method)) is None:
+        event = method.removeprefix("record_").replace("preparation", "prep")
+        name = event.removesuffix("_start_time").removesuffix("_end_time")
+        if name == event or (name not in ("job", *_SPANS) and event != "step_start_time"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {method!r}")
-        return partial(self._record, event)
+        return partial(self._record, event, _FACT.get(name))
 
-    def _record(self, event: str, *values: object, **named: object) -> None:
-        if self._path is None:
-            return
+    def _record(self, event: str, fact: str | None, *values: object, **named: object) -> None:
         given = [value for value in (*values, *named.values()) if value is not None]
         time = next((value for value in given if isinstance(value, datetime)), datetime.now(UTC))
-        name = event.removesuffix("_start_time").removesuffix("_end_time")
-        facts = dict(zip(_FACTS.get(name, ()), (value for value in given if value is not time), strict=False))
-        facts = {fact: value if isinstance(value, str) else int(value) for fact, value in facts.items()}  # type: ignore[call-overload]
-        if name == "custom_badput_event":
-            facts = {"custom_badput_event_type": "unknown", **facts}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"job_name": self.job_name, **facts, event: time.timestamp()}) + "\n")
+        value = next((value for value in given if value is not time), "unknown")
+        facts = {} if fact is None else {fact: value if isinstance(value, str) else int(value)}  # type: ignore[call-overload]
+        try:
+            if self._path is not None:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"job_name": self.job_name, **facts, event: time.timestamp()}) + "\n")
+        except OSError as error:  # which must not end the training
+            warnings.warn(f"{self._path}: {event} was not written: {format_error(error)}", stacklevel=2)
 
     def record_checkpoint_progress(self, step: int, checkpoint_start_time: datetime) -> None:
         """Do nothing, as that library does: what was lost follows from the steps."""
+
+    def record_elastic_slice_counts(self, *counts: int, **options: object) -> None:
+        """Do nothing: waits for slices have events of their own."""
 
     def flush(self) -> None:
         """Do nothing: each call has written its event."""
@@ -128,7 +123,7 @@ class _Attempt:
     def add(self, event: str, time: float, entry: Mapping[str, Any]) -> None:
         self.end = max(self.end, time)
         name, _, which = event.removesuffix("_time").rpartition("_")
-        kind = str(entry.get(f"{name}_type" if name != "elastic_wait" else "elastic_wait_event_type", ""))
+        kind = str(entry.get(_FACT.get(name, ""), ""))
         if event == "step_start_time":
             self.steps.append((int(entry["step_count"]), time))
         elif name == "job":
