@@ -16,9 +16,9 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "checkpoint": 1_830,
     "cluster": 2_040,
     "frames": 1_320,
-    "io": 5_370,
+    "io": 5_350,
     "profiler": 5_110,
-    "root": 1_960,
+    "root": 1_950,
     "step_stats": 2_040,
     "testing": 630,
     "tfdata": 1_130,
@@ -28,7 +28,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_070,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 52_370, 232  # of the package without studies: all lines; modules
+LINES, FILES = 52_350, 232  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
