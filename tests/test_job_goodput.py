@@ -276,6 +276,26 @@ def test_a_fit_knows_the_steps_that_its_optimizer_took_before(tmp_path):
 
 
 @pytest.mark.live
+def test_a_fit_that_is_resumed_in_its_midst_counts_from_its_checkpoint(tmp_path):
+    import numpy as np
+
+    def train(folder):
+        keras.utils.set_random_seed(1)
+        rows = np.random.default_rng(0).normal(size=(240, 4)).astype("float32")
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        fitted(folder, model, rows, y=rows[:, :1], batch_size=8, epochs=2)
+
+    with tp.checkpointing(tmp_path / "saved", every=20):
+        train(tmp_path / "runs" / "a")
+    with tp.resume(tp.checkpoints(tmp_path / "saved").before(50)):
+        train(tmp_path / "runs" / "b")
+    job = tp.job(tmp_path / "runs")
+    assert job.attempts.select("first_step", "steps", "lost_steps").rows() == [(0, 60, 20), (40, 20, 0)]
+    assert adds_up(job)
+
+
+@pytest.mark.live
 def test_a_kill_in_a_callback_leaves_the_step_that_had_computed(tmp_path):
     truths = killed_job(tmp_path, 40, [23], warm_python(), itself=True)
     job = check_killed(tmp_path, truths)
