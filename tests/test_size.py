@@ -11,14 +11,14 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 4_370,
+    "analysis": 4_640,
     "charts": 1_730,
     "checkpoint": 1_830,
     "cluster": 2_040,
-    "frames": 1_320,
-    "io": 5_430,
-    "profiler": 5_090,
-    "root": 1_930,
+    "frames": 1_325,
+    "io": 5_700,
+    "profiler": 5_130,
+    "root": 1_990,
     "step_stats": 2_040,
     "testing": 630,
     "tfdata": 1_130,
@@ -28,8 +28,8 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_070,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 52_590, 234  # of the package without studies: all lines; modules
-DOOR = 30  # names beside the namespaces
+LINES, FILES = 53_460, 236  # of the package without studies: all lines; modules
+DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 

@@ -8,6 +8,7 @@ from .analysis.advice import advise as advise
 from .analysis.compare import compare as compare
 from .analysis.goodput import goodput as goodput
 from .analysis.history import runs as runs
+from .analysis.job import job as job
 from .analysis.report import report as report
 from .analysis.roofline import roofline as roofline
 from .analysis.run import phases as phases

@@ -34,6 +34,7 @@ RULES: dict[str, str] = {
     "keras": "A method of Keras trained, evaluated or predicted with a batch.",
     "optimizer": "An optimizer of PyTorch or Keras updated the parameters.",
     "fetches": "The program fetched a batch.",
+    "event": "The program recorded goodput events: from the event of its start to that of the next.",
 }
 """How a step was found; files have the first seven as they are."""
 RULE = pl.Enum([*RULES])
@@ -601,11 +602,13 @@ class Account(NamedTuple):
     """How a list of times names it, if not by its name."""
     clocked: bool = True
     """Whether it is unknown without the record of a capture in the run's process."""
+    category: str = "GOODPUT"
+    """Its category in ml-goodput-measurement."""
 
 
 ACCOUNTS = {
     account.name: account
-    for account in (  # colours of Okabe and Ito, 2008, and eight more, which colour-blind readers too can distinguish
+    for account in (  # colours of Okabe and Ito, 2008, and eleven more, which colour-blind readers too can distinguish
         Account(
             *("productive", "#009E73", "Productive training", "productive"),
             "exclusive time of each step; of one that takes over 1.5 times the median of its phase, up to that median; "
@@ -629,6 +632,7 @@ ACCOUNTS = {
             *("data loading", "#0072B2", "Waiting for input", "loading"),
             "wait for the next batch, as far as it blocks",
             clocked=False,
+            category="DATA_LOADING_ASYNC",
         ),
         Account(
             *("callbacks", "#D55E00", "Callbacks", "callbacks"),
@@ -640,28 +644,33 @@ ACCOUNTS = {
             *("checkpoint save", "#CC79A7", "Saving checkpoints", "saving"),
             "saves of Keras, `tf.train.Checkpoint`, Orbax and tpunb; in the background, as far as the program waits",
             "method",
+            category="UNPRODUCTIVE_CHECKPOINT_SAVE_TIME",
         ),
         Account(
             *("checkpoint restore", "#da0642", "Restoring a checkpoint", "restoring"),
             "reading a checkpoint by the same",
             "method",
+            category="UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME",
         ),
         Account(
             *("evaluation", "#56B4E9", "Evaluation", "evaluation"),
             "`evaluate`, validation inside `fit`, `predict` beside a training, your functions that evaluate",
             phrase="in evaluation",
             clocked=False,
+            category="CUSTOM_BADPUT_EVENTS",
         ),
         Account(
             *("program startup", "#E69F00", "Tracing, compiling and first runs", "startup"),
             "tracing, lowering and compilation; the first run of what was traced",
             "function, and the new shapes if it was traced again",
+            category="PROGRAM_STARTUP",
         ),
         Account(
             *("preparation", "#602d55", "Preparation before and between trainings", "preparation"),
             "before the first step, between fits, around the steps of a fit, after the last step",
             "method",
             clocked=False,
+            category="TRAINING_PREP",
         ),
         Account(
             *("program code", "#5a3208", "Code of the program", "code"),
@@ -674,9 +683,31 @@ ACCOUNTS = {
             "starting, collecting and reducing windows, as far as that held up a step (estimated)",
             phrase="in the profiler",
         ),
-        Account("tuning", "#2d2aad", "Tuning", "tuning", "trials of the tuner"),
-        Account("resuming", "#4503fa", "Resuming", "resuming", "replay of a position"),
-        Account("other", "#c7ca7a", "Time of unknown cause", "other", "the rest", clocked=False),
+        Account("tuning", "#2d2aad", "Tuning", "tuning", "trials of the tuner", category="OTHER"),
+        Account("resuming", "#4503fa", "Resuming", "resuming", "replay of a position", category="TRAINING_PREP"),
+        Account(
+            *("lost progress", "#2d2d78", "Training that was lost and repeated", "lost"),
+            "of an attempt of a [job](#jobs), from its first step that a later attempt trained again to its end",
+            "account in which the time of the attempt is",
+            phrase="of lost progress",
+            clocked=False,
+            category="WASTED_PROGRESS_FROM_DISRUPTION",
+        ),
+        Account(
+            *("downtime", "#3c4bf0", "Downtime between attempts", "down"),
+            "of a job, from the last record of an attempt to the start of the next",
+            phrase="down",
+            clocked=False,
+            category="INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
+        ),
+        Account(
+            *("resizing", "#c3e15a", "Changes of the number of hosts", "resizing"),
+            "of a job, attempts that run on fewer hosts than others; waits for slices, and starts with others",
+            "what took the time",
+            clocked=False,
+            category="ELASTIC_SLICE_DOWN",
+        ),
+        Account("other", "#c7ca7a", "Time of unknown cause", "other", "the rest", clocked=False, category="OTHER"),
     )
 }
 """What the wall time of a run is spent on, in the order of charts: every picosecond of a host is in one account."""
@@ -741,6 +772,32 @@ RUNS = frame(
     step_ps=Column(_INT, "Median duration of the steps in picoseconds."),
     steps=Column(_INT, "Number of steps."),
     phases=Column(_INT, "Number of phases, by the default method."),
+)
+
+ATTEMPTS = frame(
+    "ATTEMPTS",
+    "One row per attempt of a job, in order of their starts.",
+    attempt=Column(_INT, "Number of the attempt, from 0."),
+    name=Column(_TEXT, "Name of its run."),
+    started=Column(pl.Datetime("us", "UTC"), "Time at which its record begins."),
+    wall_ps=Column(_INT, "Time from its start to the end of its record in picoseconds."),
+    downtime_ps=Column(_INT, "Time from the end of the attempt before in picoseconds, null for the first."),
+    startup_ps=Column(_INT, "Time from its start to the end of its first training step in picoseconds, or null."),
+    hosts=Column(_INT, "Number of hosts."),
+    steps=Column(_INT, "Number of training steps that ended."),
+    first_step=Column(_INT, "Number of its first training step in the job, or null if unknown."),
+    lost_steps=Column(_INT, "Number of these steps that a later attempt trained again, or null if unknown."),
+    lost_ps=Column(_INT, "Time in lost progress in picoseconds, mean over its hosts, or null if unknown."),
+)
+
+CATEGORIES = frame(
+    "CATEGORIES",
+    "One row per category of ml-goodput-measurement, which but for those within another add up to the wall time.",
+    category=Column(_TEXT, "Name of the category in that library, in capitals."),
+    detail=Column(_TEXT, "Type of a custom event, else null."),
+    time_ps=Column(_INT, "Time in picoseconds, mean over hosts."),
+    share=Column(_FLOAT, "Share of the wall time that is not excluded, 0 to 1."),
+    within=Column(_TEXT, "Category that contains it, or null."),
 )
 
 GOODPUT = frame(

@@ -5,6 +5,7 @@ from tpunb.analysis.advice import ACCOUNT_RULES, HEADROOM_RULES, HOST_RULES, RUL
 from tpunb.analysis.compare import Comparison, compare
 from tpunb.analysis.goodput import Goodput, goodput
 from tpunb.analysis.history import runs
+from tpunb.analysis.job import JobGoodput, categories, job
 from tpunb.analysis.metrics import accelerator_utilisation, account_metrics, phase_metrics, weight_update_ps
 from tpunb.analysis.quality import assess, distinguishing_ops, label_agreement, stability
 from tpunb.analysis.report import Report, report
@@ -15,6 +16,7 @@ from tpunb.analysis.step_trace import StepTrace, open_trace
 from tpunb.analysis.stragglers import Hosts, hosts
 from tpunb.analysis.verdict import Verdict, verdict
 from tpunb.frames.hardware import DEVICES, Device, device
+from tpunb.io.goodput_events import GoodputRecorder
 
 __all__ = [
     "ACCOUNT_RULES",
@@ -26,7 +28,9 @@ __all__ = [
     "Comparison",
     "Device",
     "Goodput",
+    "GoodputRecorder",
     "Hosts",
+    "JobGoodput",
     "Report",
     "Representatives",
     "Roofline",
@@ -38,11 +42,13 @@ __all__ = [
     "account_metrics",
     "advise",
     "assess",
+    "categories",
     "compare",
     "device",
     "distinguishing_ops",
     "goodput",
     "hosts",
+    "job",
     "label_agreement",
     "open_trace",
     "phase_metrics",

@@ -17,7 +17,8 @@ from tpunb import schema
 from tpunb.frames.exclusive_time import clock_measures_input, covered, deviates, input_wait, phase_medians, stall_places
 from tpunb.frames.op_matrix import Ints, factorize
 
-_FIRST = {"fit": 0, "tuning": 2, "resuming": 2}  # the rank of a span that begins later or earlier than others
+_FIRST = dict.fromkeys(["fit", "other"], 0) | dict.fromkeys(["tuning", "resuming"], 2)
+"""The rank of a span that begins later or earlier than others."""
 _BESIDE = ["profiler", "garbage collection"]  # beside the training, or within a step
 _GC = "garbage collection"  # a reason of step time deviation
 _PARTS = ("data loading", "productive", "program startup", "profiler", _GC, "step time deviation", "callbacks")
@@ -60,6 +61,7 @@ class HostRun(NamedTuple):
     traced_devices: bool = False  # whether `device_ps` is the time of accelerators, or of XLA on a CPU
     recorded: float = 1.0  # share of their work, at least, that a profiler records
     load: pl.DataFrame = pl.DataFrame(schema=schema.LOAD)
+    first_compiles: bool = False  # whether the first step does, though no span says so
 
 
 class _Cells(NamedTuple):
@@ -172,6 +174,7 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     starts_up = np.zeros(len(exclusive), np.bool_)
     is_startup = (spans["account"] == "program startup").to_numpy()
     starts_up[cells.step[(cells.step >= 0) & cells.of_span & np.isin(cells.span, np.flatnonzero(is_startup))]] = True
+    starts_up[:1] |= run.first_compiles
     startup = np.where(starts_up, left - _without_startup(left, starts_up, kind, medians), 0).clip(0)
     excess = (excess - startup).clip(0)
     delays, beside = _delays(run, start, end, left)

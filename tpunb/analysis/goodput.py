@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from numbers import Real
+from typing import NamedTuple
 
 import polars as pl
 
@@ -17,7 +18,7 @@ from tpunb import schema
 from tpunb.analysis.account_segments import BUSY, COMPUTING, INSIDE_STEPS, HostRun, segments
 from tpunb.analysis.run import Run, loaded, phases
 from tpunb.errors import NoSteps, wrong_type
-from tpunb.frames import Profile, Steps
+from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.steps import NO_STEPS, WallClock
 from tpunb.step_stats.reduce import from_rules
 from tpunb.text import cut, duration, percent, plain, plural
@@ -187,7 +188,22 @@ def goodput(run: Run) -> Goodput:
     >>> rows.select("account", "phase", "time_ps").rows()[:2]
     [('productive', 1, 3000000000), ('productive', 0, 1500000000)]
     """
-    run = loaded(run, "goodput")
+    return of_stretches(stretches(loaded(run, "goodput")))
+
+
+class Stretches(NamedTuple):
+    """The time of a run in order, before it is summed."""
+
+    frame: pl.DataFrame  # (host, start_ps, dur_ps, account, detail, step, phase, unit, source, complete)
+    steps: pl.DataFrame  # `tpunb.schema.STEPS` and phase
+    wall: WallClock  # of which stalls, samples and load are used
+    wall_ps: int
+    notes: tuple[str, ...]
+    before: int | None = None  # as `Steps.steps_before`
+
+
+def stretches(run: Profile | Steps | Phases) -> Stretches:
+    """Return the time of a run in stretches of one account."""
     if not isinstance(run, Profile):
         found = phases(run)
         return _of_steps(found.steps, found.labels, found.steps.wall)
@@ -201,7 +217,7 @@ def goodput(run: Run) -> Goodput:
     return _of_steps(steps, labels, wall)
 
 
-def _of_steps(steps: Steps, labels: pl.Series, wall: WallClock | None) -> Goodput:
+def _of_steps(steps: Steps, labels: pl.Series, wall: WallClock | None) -> Stretches:
     frame = steps.frame.with_columns(phase=labels.cast(pl.Int64))
     if wall is None:
         wall = WallClock(0)
@@ -230,19 +246,26 @@ def _of_steps(steps: Steps, labels: pl.Series, wall: WallClock | None) -> Goodpu
             load=wall.load.filter(host=host),
             traced_devices=steps.devices.height > 0,
             recorded=_OF_CPU if steps.metadata.get("device kind") == "CPU" else 1.0,
+            first_compiles=bool((of_host["rule"].head(1) == "event").any()),
         )
         pieces.append(segments(run).with_columns(host=pl.lit(host), complete=pl.lit(complete)))
         notes += _notes(host if len(hosts) > 1 else "", clocked=clocked, complete=complete)
-    stretches = pl.concat(pieces)
+    notes = list(dict.fromkeys(notes))
+    return Stretches(pl.concat(pieces), frame, wall, max(high - low, 0), tuple(notes), steps.steps_before)
+
+
+def of_stretches(time: Stretches) -> Goodput:
+    """Return the goodput of stretches, which add up to the wall time on each host."""
+    rows, wall = time.frame, time.wall
     return Goodput(
-        frame=_totals(stretches, frame, max(high - low, 0)),
+        frame=_totals(rows, time.steps, time.wall_ps),
         stalls=_stalls(wall.stalls),
-        segments=schema.check(stretches.select(*schema.GOODPUT_SEGMENTS), schema.GOODPUT_SEGMENTS, "goodput_segments"),
+        segments=schema.check(rows.select(*schema.GOODPUT_SEGMENTS), schema.GOODPUT_SEGMENTS, "goodput_segments"),
         load=wall.load,
-        places=_places(wall.samples, stretches),
-        wall_ps=max(high - low, 0),
-        ideal_step_ps=_ideal(stretches, frame),
-        notes=tuple(dict.fromkeys(notes)),
+        places=_places(wall.samples, rows),
+        wall_ps=time.wall_ps,
+        ideal_step_ps=_ideal(rows, time.steps),
+        notes=time.notes,
     )
 
 

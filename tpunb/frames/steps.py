@@ -62,6 +62,9 @@ class Steps(Tabular):
         Hosts and files without data: ``tpunb.schema.LOST``.
     pipeline
         Operations of the workers of a job with pipeline parallelism: ``tpunb.schema.PIPELINE``; empty for others.
+    steps_before
+        Training steps that the job had taken before step 0 of the run, 0 if the program numbers the steps; None if
+        unknown.
     """
 
     frame: pl.DataFrame
@@ -81,6 +84,7 @@ class Steps(Tabular):
     by_host: HostTables | None = None
     lost: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.LOST))
     pipeline: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.PIPELINE))
+    steps_before: int | None = None
 
     def __post_init__(self) -> None:
         frame = schema.check(self.frame, schema.STEPS, "steps").sort("host", "start_ps", "step")

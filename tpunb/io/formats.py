@@ -19,6 +19,7 @@ from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.profile import device_kinds
 from tpunb.io import (
+    goodput_events,
     host_files,
     logdir,
     operation_table,
@@ -47,9 +48,9 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, clie
         profiler, one ``*.xplane.pb``, ``*.xplane.riegeli`` or ``*.trace.json`` (each also gzipped), or a list of such
         files, one per host; local, or the URL of any file system that fsspec supports, such as ``gs://bucket/logdir``.
         All sessions of a logdir are read, and the XPlane where a session has both forms. Without a raw profile,
-        XProf's tables (``*.overview_page.json`` and others) are read, a table of operations of a job with pipeline
-        parallelism (Parquet or CSV), or the ``N_output.json`` of DLIO. A list may also have run folders of one job,
-        one per process.
+        XProf's tables (``*.overview_page.json`` and others), goodput events (``*.jsonl``), the ``N_output.json`` of
+        DLIO or a table of operations of a job with pipeline parallelism (Parquet or CSV) are read. A list may also
+        have run folders of one job, one per process.
     device
         Name of the device in ``tpunb.analysis.DEVICES``, for files that do not name it: gives its kind and peaks.
     client
@@ -130,6 +131,33 @@ def _run(fitting: Sequence[Location], folder: Location, files: Mapping[str, Loca
     if runs := _runs(files):
         raise _not_a_run(folder, runs)
     return None
+
+
+def attempts(runs: PathLike | Iterable[PathLike | Profile]) -> list[Profile]:
+    """Return the attempts of a job: of a folder of runs, a file of goodput events, or a list of those and Profiles."""
+    if not isinstance(runs, (str, os.PathLike)):
+        if isinstance(runs, (bytes, bytearray)) or not isinstance(runs, Iterable):
+            raise wrong_type("job", "runs", "be a path or a list of runs", runs)
+        found = [each for run in runs for each in ([run] if isinstance(run, Profile) else attempts(run))]
+        if not found:
+            raise ProfileNotFound("the list of attempts is empty")
+        return found
+    location = storage.find(runs)
+    if not location.is_folder:
+        return goodput_events.attempts(location) or [load(runs)]
+    files = location.below()
+    below = {_RANKS.sub("", name) for name in _runs(files)}
+    if run_folder.RUN in files or "" in below:
+        return [load(runs)]
+    below |= {name for name in files if name.endswith(goodput_events.ENDING)}
+    if not below:
+        raise _no_profile(location)
+    top, events = str(location).rstrip("/"), goodput_events.ENDING  # whose attempts have names
+    of_names = [(name, each) for name in sorted(below) for each in attempts(f"{top}/{name}")]
+    return [each if name.endswith(events) else replace(each, name=name) for name, each in of_names]
+
+
+_RANKS = re.compile(r"(^|/)rank[0-9]+$")
 
 
 def _not_a_run(folder: Location, runs: Sequence[str]) -> ProfileNotFound:
@@ -226,6 +254,7 @@ FORMATS = (
     Format(xprof_tables.ENDINGS, _op_tables),
     Format(("overview_page.pb", "input_pipeline.pb", "pod_viewer.pb"), _tables_of_2020),
     Format((storage_benchmark.ENDING,), _storage_benchmark),
+    Format((goodput_events.ENDING,), goodput_events.read),
     Format(operation_table.ENDINGS, _operations),
 )
 """Formats in the order in which `load` asks for their files."""

@@ -18,6 +18,7 @@
         load.parquet            LOAD
         programs.parquet        PROGRAMS that the windows ran
     ticks.parquet               TICKS of the last seconds, which may be in a part by now
+    latest.bin                  JOURNAL, while the run is running: the latest steps
     programs/                   each compiled program once, by a digest of its contents
         0123456789abcdef.hlo.pb.gz  HloProto
     plugins/profile/00007/      a raw window by its number, as XProf and TensorBoard open it
@@ -37,6 +38,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,7 +58,7 @@ from tpunb.step_stats import aggregate, launches
 from tpunb.step_stats.numbering import numbered
 from tpunb.text import format_error
 
-RUN, DEVICE, TAIL = "run.json", "device.json", "ticks.parquet"
+RUN, DEVICE, TAIL, LATEST = "run.json", "device.json", "ticks.parquet", "latest.bin"
 
 VERSION = 3
 """The layout that a capture writes. Layout 2 had other names of columns and no spans, and can still be read."""
@@ -73,6 +75,13 @@ TICKS: schema.Schema = {
     "found_by": pl.String(),  # of ``tpunb.schema.RULE``; null in runs of an earlier version
 }
 """One row per step that ended, by the host clock; a step may have several rows."""
+
+JOURNAL = ("step", "kind", "start_ns", "end_ns", "input_ns", "callbacks_ns", "dispatch_ns", "found_by", "before")
+"""Columns of a row of the journal, a line with tabs: a step as it ended, in nanoseconds since the epoch, and
+``Steps.steps_before`` of the run."""
+
+_ROW, LATEST_STEPS = 160, 2048
+"""Bytes of a row, and rows: the last of each step modulo their number."""
 
 PROGRAMS: schema.Schema = {
     "host": pl.String(),
@@ -139,7 +148,7 @@ def statistics(files: Mapping[str, Location]) -> dict[str, Location]:
     """Return the files that `read` reads: ``run.json``, the tables of the valid parts and the ticks after them."""
     valid = set(parts(files))
     tables = {path for path in files if (name := _PART.fullmatch(path)) and name[2] in TABLES and name[1] in valid}
-    return {path: files[path] for path in sorted(files) if path in (RUN, TAIL) or path in tables}
+    return {path: files[path] for path in sorted(files) if path in (RUN, TAIL, LATEST) or path in tables}
 
 
 def parts(files: Iterable[str]) -> list[str]:
@@ -222,6 +231,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
             metadata=metadata,
             wall=wall,
             device=_device(files),
+            steps_before=before if isinstance(before := facts.get("steps_before"), int) else None,
         ),
         read_events=read_raw,
         read_details=partial(_details, read_raw, kept) if read_raw else None,
@@ -284,7 +294,10 @@ def _settled(
                 raise failure
             if before == parts(files):  # else a part, which was not read, may have what the tail had
                 ticks = tables["ticks"]
-                tables["ticks"] = pl.concat([ticks, tail.join(ticks, on=["host", "start_ps"], how="anti")])
+                ticks = pl.concat([ticks, tail.join(ticks, on=["host", "start_ps"], how="anti")])
+                latest, steps_before = _latest(contents.get(LATEST), facts, ticks)
+                tables["ticks"] = pl.concat([ticks, latest])
+                facts |= {} if steps_before is None else {"steps_before": steps_before}
             return facts, tables, files, lost + torn
     raise TpunbError(f"{folder}: changes faster than it can be read", hint="load it again")
 
@@ -293,7 +306,12 @@ def _fetch(files: Mapping[str, Location]) -> dict[str, _Source]:
     """Return paths of local files, contents of others, and of what is written again and again."""
     if not any(file.url for file in files.values()):
         paths = {name: Path(file.path) for name, file in files.items()}
-        return {name: path.read_bytes() if name == TAIL else path for name, path in paths.items()}
+        sources: dict[str, _Source] = {
+            name: path.read_bytes() if name == TAIL else path for name, path in paths.items() if name != LATEST
+        }
+        with suppress(FileNotFoundError):  # the run has just ended
+            sources |= {name: path.read_bytes() for name, path in paths.items() if name == LATEST}
+        return sources
     contents = dict(zip(files, storage.fetch([*files.values()]), strict=True))
     if gone := [file for name, file in files.items() if contents[name] is None]:
         raise BadProfile(f"{gone[0]}: was removed while the run was read")
@@ -393,6 +411,36 @@ def _tail(contents: Mapping[str, _Source]) -> tuple[pl.DataFrame, _Lost]:
         return _stack([contents[TAIL]] if TAIL in contents else [], "ticks"), []
     except _UNREADABLE as error:
         return _stack([], "ticks"), [(TAIL, f"cannot be read: {format_error(error)}")]
+
+
+def journal_row(record: Sequence[object]) -> tuple[bytes, int]:
+    r"""Return a row of the journal, and its place.
+
+    >>> row, at = journal_row([2050, "train", 17, 23, None, None, None, "keras", 0])
+    >>> row.strip(), at
+    (b'2050\ttrain\t17\t23\tNone\tNone\tNone\tkeras\t0', 320)
+    """
+    text = "\t".join(map(str, record[: len(JOURNAL)])).encode()
+    return text[: _ROW - 1].ljust(_ROW - 1) + b"\n", int(str(record[0])) % LATEST_STEPS * _ROW
+
+
+def _latest(source: _Source | None, facts: Mapping[str, Any], ticks: pl.DataFrame) -> tuple[pl.DataFrame, int | None]:
+    """Return the steps after the last of `ticks` in the journal of a run without an end, and the steps before it."""
+    host, origin_ns = facts.get("host"), facts.get("origin_ns")
+    if not isinstance(source, bytes) or not isinstance(host, str) or not isinstance(origin_ns, int):
+        return ticks.clear(), None
+    lines = (line.strip(" \0").split("\t") for line in source.decode(errors="replace").split("\n"))
+    rows = [line for line in lines if len(line) == len(JOURNAL)]
+    numbers, names = pl.all().exclude("kind", "found_by"), {name: f"{name[:-2]}ps" for name in JOURNAL if "_ns" in name}
+    steps = pl.DataFrame(rows, dict.fromkeys(JOURNAL, pl.String), orient="row").with_columns(
+        numbers.cast(pl.Int64, strict=False), host=pl.lit(host)
+    )
+    steps = steps.drop_nulls(["step", "end_ns"]).with_columns(pl.col("start_ns", "end_ns") - origin_ns)
+    steps = steps.with_columns(pl.col(*names) * 1000).rename(names)
+    steps = steps.filter(pl.col("start_ps").is_between(0, pl.col("end_ps"))).sort("step")  # others are being written
+    last, before = ticks.filter(host=host)["step"].max(), steps["before"].drop_nulls()
+    later = steps.filter(pl.col("step") > (last if isinstance(last, int) else -1)).select([*TICKS])
+    return later, before[-1] if before.len() else None
 
 
 def _stack(sources: Sequence[_Source], table: str) -> pl.DataFrame:

@@ -63,6 +63,10 @@ class LocalFiles:
         """Write a file, replacing one of that name."""
         write_atomically(self._folder / name, data)
 
+    def open_file(self, name: str) -> FileIO:
+        """Return a new file, to be written in place."""
+        return FileIO(self._folder / name, "w")
+
     def put_folder(self, name: str, files: Mapping[str, bytes]) -> None:
         """Write a folder of files."""
         folder = self._folder / name

@@ -13,7 +13,9 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -23,7 +25,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.io import parquet, storage
-from tpunb.io.run_folder import RUN, TABLES, TAIL, VERSION, is_chrome_trace, program_name, raw_name
+from tpunb.io.run_folder import LATEST, RUN, TABLES, TAIL, VERSION, is_chrome_trace, journal_row, program_name, raw_name
 from tpunb.io.run_storage import LocalFiles, RemoteFiles, holder_here
 from tpunb.io.storage import NoAnswer
 
@@ -60,6 +62,8 @@ class RunWriter:
         self._pending: dict[int, Mapping[str, pl.DataFrame]] = {}  # parts to be merged, at most `_TOGETHER`
         self._merged: list[str] = []  # files of merged parts that are not removed yet
         self._last = -1
+        self._journal: FileIO | None = None  # of the latest steps
+        self._journaled = False  # whether it has begun
         self._files: LocalFiles | RemoteFiles
         if where is None:
             self.name, self.source = "in memory", f"memory://tpunb/{uuid4().hex}"
@@ -94,11 +98,28 @@ class RunWriter:
         """
         self.moved = self._files.open()
 
+    def step(self, record: Sequence[object]) -> None:
+        """Write a step on a local disk, with the columns of ``run_folder.JOURNAL``, where a kill leaves it."""
+        if not self._journaled and isinstance(self._files, LocalFiles):
+            self._journaled = True
+            with suppress(OSError):
+                self._journal = self._files.open_file(LATEST)
+        if self._journal is not None:
+            row, at = journal_row(record)
+            try:
+                self._journal.seek(at)
+                self._journal.write(row)
+            except (OSError, ValueError):  # a full disk, or the end of the run
+                self._journal = None
+
     def facts(self, facts: Mapping[str, Any]) -> None:
         """Write ``run.json``, with the time and the process that wrote it."""
         if facts.get("state", "running") != "running":  # from now on the next run may rename this one
             self._merge()
-            self._pending, self._merged = {}, []
+            self._pending, self._merged, self._journaled = {}, [], True
+            if self._journal is not None:
+                self._journal.close()
+                self._files.remove([LATEST])
         content = {"tpunb": VERSION, **facts, "updated": time.time(), "written_by": holder_here()}
         self._files.put(RUN, json.dumps(content, indent=1).encode())
 
@@ -174,6 +195,8 @@ class RunWriter:
         try:
             self._merge()
         finally:
+            if self._journal is not None:
+                self._journal.close()
             self._files.close()
 
 

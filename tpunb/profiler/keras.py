@@ -73,8 +73,11 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
         def patched(self: Any, batch: Any, logs: Any = None) -> None:
             if begins:
                 clock.begin_batch(kind)
+                if timing.first and kind == "train":
+                    timing.first = False
+                    clock.steps_before = _steps_before(self) if clock.steps_before is None else clock.steps_before
             else:
-                clock.complete()
+                clock.computed()
             callbacks = self.callbacks
             idle = type(callbacks) is _TimedCallbacks and callbacks.acts.get(name) is False
             (original if idle else timed)(self, batch, logs)
@@ -157,6 +160,7 @@ class _Timing:
     def __init__(self, clock: StepClock) -> None:
         self.clock: StepClock | None = clock
         self.hook: str | None = None
+        self.first = True  # whether no training step has begun
 
     def end(self) -> None:
         self.clock = None
@@ -220,6 +224,19 @@ def keras_metadata(
 def _step_flops(model: Any) -> float | None:
     with suppress(Exception):  # a function of another version of Keras
         return step_flops(model)
+    return None
+
+
+def _steps_before(callbacks: Any) -> int | None:
+    """Return the training steps before the first of a fit by its optimizer; None if it may count others."""
+    with suppress(Exception):  # an optimizer or a list of callbacks of another version
+        optimizer, batches = callbacks._model.optimizer, callbacks.params["steps"]
+        if (taken := int(optimizer.iterations)) == 0:
+            return 0
+        at_once = callbacks._model.steps_per_execution
+        # at the end of data of unknown length, Keras counts a step that was not taken
+        if batches is not None and batches % at_once == 0 and not optimizer.gradient_accumulation_steps:
+            return taken // int(at_once)
     return None
 
 

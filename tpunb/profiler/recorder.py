@@ -237,6 +237,7 @@ class RunRecorder:
             "profiler_messages": sorted(self._messages),
             "metadata": dict(self._clock.metadata),
             "step_flops": next(iter(flops)) if len(flops := self._clock.step_flops) == 1 else None,
+            "steps_before": self._clock.steps_before,
             "causes": True,
             "versions": _versions("tpunb", "tensorflow", "keras", "jax", "torch", "polars"),
         }

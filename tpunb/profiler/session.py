@@ -117,6 +117,7 @@ class CaptureSession:
         self.source.start()  # first: a capture that cannot begin must not have moved an earlier run away
         self._boundary()  # the source learns that there are some
         self.writer.open()
+        self.clock.on_step = lambda record: self.writer.step((*record[:8], self.clock.steps_before))
         try:
             self._origin_ns = time.time_ns()
             self.scheduler = WindowScheduler(self._schedule, self._origin_ns / 1e9)

@@ -110,6 +110,7 @@ class StepClock:
         self._next = 0
         self.count = 0  # completed steps
         self.metadata: dict[str, str] = {}  # of the model that runs
+        self.steps_before: int | None = None  # training steps of the job before step 0, if known
         self.step_flops: set[float | None] = set()  # of the training steps of models that were fitted
         self.fitted: tuple[Any, Any] | None = None  # model and data of the last fit
         self._ended: deque[OpenStep] = deque()  # `take` makes records of them
@@ -120,6 +121,7 @@ class StepClock:
         self._latest: Work | None = None
         self.marked = False  # whether the program marks its steps
         self.annotates = False  # whether the clock enters an annotation of the framework now
+        self.on_step: Callable[[StepRecord], None] = lambda _: None  # called as a step ends, in the thread that trains
         self.boundary: Callable[[], None] = lambda: None  # called between steps: a source may have something to do
         self.fetched: Callable[[], tuple[int, int] | None] = lambda: None  # start and time of the fetch before a mark
         self.current: Callable[[], StepRecord | None] = lambda: None  # the step of a loop without marks
@@ -158,7 +160,9 @@ class StepClock:
         if self._closed:
             return None
         fetch = self.fetched() if explicit else None
-        number = self._next if step is None else self._rising(step, warn=rule == "mark")
+        number = self._next
+        if step is not None:  # the program numbers its steps
+            number, self.steps_before = self._rising(step, warn=rule == "mark"), 0
         if number >= self._until:
             self.close()
             self._reached()
@@ -191,6 +195,7 @@ class StepClock:
             return
         self._next += 1
         self._ended.append(step)
+        self.on_step(step.record(step.end_ns))
         self._recent[step.kind].append(step.end_ns - step.start_ns)
         self.count += 1
 
@@ -260,6 +265,12 @@ class StepClock:
         self._progress_ns = time_ns()
         if self._open is not None:
             self._open.complete = True
+
+    def computed(self) -> None:
+        """Complete the open step, which has computed: a kill from now on cannot undo that."""
+        self.complete()
+        if (step := self._open) is not None and not step.explicit and not self._closed:
+            self.on_step(step.record(self._progress_ns))
 
     def draw(self, function: Callable[[S], T], source: S) -> T:
         """Return ``function(source)``, and record its time as input wait, but for checkpoints and trials within it."""
@@ -402,6 +413,7 @@ class StepClock:
             if ending.explicit and ending.complete:
                 self._last = ending
             if ending.complete:
+                self.on_step(ending.record(ending.end_ns))
                 self._recent[ending.kind].append(ending.end_ns - ending.start_ns)
                 self.count += 1
 
