@@ -48,8 +48,8 @@ class Roofline(Tabular):
         Device whose peaks are the roof. A device of a profile has ``1 / device.cores`` of them. None if its peaks are
         unknown: what is derived from them is null then.
     by
-        Level of the rows: "run", "phase", "step", "category", "layer", "part", "op", "instruction", "library" or
-        "kernel", or "point" of a sweep.
+        Level of the rows: "run", "phase", "step", "category", "layer", "module", "part", "op", "instruction",
+        "library" or "kernel", or "point" of a sweep.
     measured_on
         Name of the device that was measured, if `device` is another, for which the times are modelled.
     note
@@ -251,7 +251,7 @@ def _ratio(numerator: pl.Expr, denominator: pl.Expr) -> pl.Expr:
 
 
 _STEPS = {"run": "run", "phase": "phase", "step": "step"}
-_OPERATIONS = {name: name for name in ("category", "layer", "part", "op", "library", "kernel")}
+_OPERATIONS = {name: name for name in ("category", "layer", "module", "part", "op", "library", "kernel")}
 _BY = _STEPS | _OPERATIONS | {"instruction": "hlo_op"}
 _OF_KERNELS = ("library", "kernel")
 _WITH_PART = ("layer", "part", "op", "instruction")
@@ -264,7 +264,8 @@ def roofline(run: Run, by: str | None = None, *, device: str | Device | None = N
     """Return the work of a run's device operations, beside the most that its device can do in that time.
 
     Operations without a name at the level `by` are a row "unattributed", so time, FLOPs and bytes add up to the same at
-    every level. An instruction that launches several GPU kernels counts as work of the longest.
+    every level. An instruction that launches several GPU kernels counts as work of the longest; the work of an operator
+    of PyTorch is divided among its kernels by their time.
 
     Parameters
     ----------
@@ -272,8 +273,9 @@ def roofline(run: Run, by: str | None = None, *, device: str | Device | None = N
         Path of a run whose raw events were kept, its Profile, Steps or Phases; of statistics only, which hold FLOPs
         and bytes of whole steps, for the levels "run", "phase" and "step".
     by
-        Level of the rows: "phase" (the default for Phases), "run" (for all else), "step", "category",
-        "layer", "part", "op", "instruction", "library" or "kernel".
+        Level of the rows: "phase" (the default for Phases), "run" (for all else), "step", "category", "layer", "module"
+        (kind of the innermost scope of a layer, such as "Conv2d"), "part", "op", "instruction" (of PyTorch: operator
+        and shapes), "library" or "kernel".
     device
         Device whose peaks are the roof, or its name. If None, by the run's metadata; the peaks of a CPU are measured if
         `tp.capture` recorded the run on this machine, and kept for the user. Without peaks the columns that need them
@@ -298,6 +300,7 @@ def roofline(run: Run, by: str | None = None, *, device: str | Device | None = N
     statistics_only = steps.read_layers is None and by in _STEPS and steps.devices["flops"].count() > 0
     rows = _of_steps(steps) if statistics_only else _of_instructions(steps, by)
     rows = rows.with_columns(run=pl.lit(steps.name or "run"))
+    rows = _with_level(rows, by)
     if grouped is not None:
         phase = pl.col("phase").replace_strict(grouped.names, default=None)
         labels = grouped.labelled.select("host", "step", phase=phase)
@@ -358,6 +361,17 @@ def _of_instructions(steps: Steps, by: str) -> pl.DataFrame:
         )
     )
     return pl.concat([rows.filter(events), runs], how="diagonal")
+
+
+def _with_level(rows: pl.DataFrame, by: str) -> pl.DataFrame:
+    """Add the names of a level that layers do not have, and those of PyTorch's operators to theirs."""
+    operator = pl.when(pl.col("tf_op").cast(pl.String).str.contains("::")).then(pl.col("tf_op").cast(pl.String))
+    names = {
+        "module": pl.col("layer").cast(pl.String).str.extract(r"([^/]+?)(_\d+)?$"),
+        "op": pl.coalesce(operator, pl.col("op").cast(pl.String)),
+        "instruction": pl.coalesce(pl.col("hlo_op").cast(pl.String), pl.concat_str(operator, pl.lit(" "), "shape")),
+    }
+    return rows.with_columns(names[by].alias(_BY[by])) if by in names else rows
 
 
 def _with_library(rows: pl.DataFrame) -> pl.DataFrame:
