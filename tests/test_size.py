@@ -11,14 +11,14 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 4_050,
+    "analysis": 4_290,
     "charts": 1_640,
     "checkpoint": 1_830,
     "cluster": 2_040,
-    "frames": 1_320,
-    "io": 5_110,
+    "frames": 1_330,
+    "io": 5_610,
     "profiler": 5_090,
-    "root": 1_900,
+    "root": 1_920,
     "step_stats": 2_040,
     "testing": 630,
     "tfdata": 1_130,
@@ -28,7 +28,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_070,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 51_550, 230  # of the package without studies: all lines; modules
+LINES, FILES = 52_560, 233  # of the package without studies: all lines; modules
 DOOR = 30  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -112,10 +112,7 @@ _TF_OP = Column(NAME, 'Full name of the framework op, such as "dense/MatMul:MatM
 _HLO_OP = Column(NAME, "Name of the HLO instruction, or null.")
 _PROGRAM = Column(_INT, "Id of the compiled program, or null.")
 _SHAPE = Column(
-    NAME,
-    'Shape of the result of the HLO instruction, such as "f32[8,128]{1,0}", those of the tensors that go into an '
-    "operator of PyTorch, or null.",
-    "first",
+    NAME, "Shape of the HLO instruction's result, such as \"f32[8,128]{1,0}\", or those of PyTorch's operands.", "first"
 )
 _DTYPE = Column(
     NAME, 'Data type of the products in the HLO instruction, such as "bf16", else that of its result, or null.', "first"
@@ -271,7 +268,7 @@ LAYERS = frame(
     bytes=Column(_FLOAT, "Bytes read and written.", "sum"),
     flops_source=Column(
         NAME,
-        'Where the FLOPs come from: "profiler", "program" (counted from the HLO), "shapes" (of operands), or null.',
+        'Where the FLOPs come from: "profiler", "program" (from the HLO), "shapes" (of operands), or null.',
         "first",
     ),
     shape=_SHAPE,
@@ -489,9 +486,7 @@ CALLS = frame(
     device=_DEVICE,
     start_ps=_START,
     kernel=Column(NAME, "Name of the kernel, copy or memset."),
-    operator=Column(
-        NAME, 'Operator around its launch, such as "aten::addmm"; one around that if only its work is counted, or null.'
-    ),
+    operator=Column(NAME, 'Operator around its launch, the innermost of known work, such as "aten::addmm", or null.'),
     parents=Column(_TEXT, "Operators around that, outermost first, joined by ' > ', or null."),
     module=Column(NAME, 'Modules around it, or around what it differentiates, such as "Net_0/Linear_1", or null.'),
     part=PART,
@@ -965,6 +960,7 @@ SETTINGS = frame(
 _OPTIONAL = {
     *("category", "device_dur_ps", "flops", "bytes", "hbm_bytes", "flow_out", "flow_in", "correlation_id", "reason"),
     *("program", "kernel", "part", "shape", "dtype", "source", "confidence", "queue_length"),
+    *("call", "recomputed"),
     *(set(STEPS) - {"host", "step", "kind", "start_ps", "dur_ps", "device_ps", "idle_ps", "traced"}),
 }
 """Columns that a frame may leave out because few captures contain them; they become null."""

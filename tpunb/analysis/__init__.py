@@ -1,7 +1,16 @@
 """Analysis of phases and hosts: advice, comparison of two runs, quality, rooflines, stragglers."""
 
 from tpunb.analysis import machine as machine
-from tpunb.analysis.advice import ACCOUNT_RULES, HEADROOM_RULES, HOST_RULES, RULES, SCALE_RULES, Rule, advise
+from tpunb.analysis.advice import (
+    ACCOUNT_RULES,
+    CALL_RULES,
+    HEADROOM_RULES,
+    HOST_RULES,
+    RULES,
+    SCALE_RULES,
+    Rule,
+    advise,
+)
 from tpunb.analysis.compare import Comparison, compare
 from tpunb.analysis.goodput import Goodput, goodput
 from tpunb.analysis.history import runs
@@ -18,6 +27,7 @@ from tpunb.frames.hardware import DEVICES, Device, device
 
 __all__ = [
     "ACCOUNT_RULES",
+    "CALL_RULES",
     "DEVICES",
     "HEADROOM_RULES",
     "HOST_RULES",

@@ -27,7 +27,8 @@ from tpunb.text import duration, plain, plural
 
 WORK: schema.Schema = {
     **{name: schema.ROOFLINE[name] for name in ("what", "program", "part", "count", "self_ps", "flops", "bytes")},
-    **dict.fromkeys(["category", "dtype", "flops_source"], pl.String()),
+    **dict.fromkeys(["category", "dtype", "flops_source", "call"], pl.String()),  # of PyTorch: operator and operands
+    "recomputed": pl.Boolean(),  # whether a forward pass ran it again
     "share": pl.Float64(),  # of the self time, whose FLOPs are known
 }
 """One row per instruction of a row of a roofline, or per device and step: what is compared with its own roof."""
@@ -163,6 +164,16 @@ class Roofline(Tabular):
             above=pl.when(pl.col("roof_ps") > time).then(why),
             least_ps=pl.when("counted").then(pl.min_horizontal("roof_ps", "self_ps")),
         )
+
+    def calls(self) -> pl.DataFrame:
+        """Return PyTorch's calls of one operator on equal shapes in each row, their times at the roof as one sum.
+
+        Columns ``what``, ``call``, ``category``, ``dtype``, ``recomputed``, ``count`` and ``self_ps`` are those of
+        `work`; ``roof_ps``, ``compute_ps`` and ``memory_ps`` are null where FLOPs or bytes are unknown.
+        """
+        times = (total(name) for name in ("count", "self_ps", "roof_ps", "compute_ps", "memory_ps"))
+        rows = self._at_the_roof.filter(pl.col("call").is_not_null())
+        return rows.group_by("what", "call", "category", "dtype", "recomputed").agg(*times)
 
     @property
     def device_label(self) -> str:
@@ -318,6 +329,8 @@ def roofline(run: Run, by: str | None = None, *, device: str | Device | None = N
         program=pl.when(named & (by == "instruction")).then("program"),
         part=pl.when(named & (by in _WITH_PART)).then("part"),
         dtype=dtype.str.replace(r"^f8.*", "fp8").replace(_DTYPES),
+        call=pl.concat_str(_operator(), pl.lit(" "), "shape"),
+        recomputed=(pl.col("part") == "recomputation").fill_null(value=False),
     )
     return Roofline(work.select(pl.col(column).cast(dtype) for column, dtype in WORK.items()), chip, by, note=note)
 
@@ -365,13 +378,18 @@ def _of_instructions(steps: Steps, by: str) -> pl.DataFrame:
 
 def _with_level(rows: pl.DataFrame, by: str) -> pl.DataFrame:
     """Add the names of a level that layers do not have, and those of PyTorch's operators to theirs."""
-    operator = pl.when(pl.col("tf_op").cast(pl.String).str.contains("::")).then(pl.col("tf_op").cast(pl.String))
     names = {
         "module": pl.col("layer").cast(pl.String).str.extract(r"([^/]+?)(_\d+)?$"),
-        "op": pl.coalesce(operator, pl.col("op").cast(pl.String)),
-        "instruction": pl.coalesce(pl.col("hlo_op").cast(pl.String), pl.concat_str(operator, pl.lit(" "), "shape")),
+        "op": pl.coalesce(_operator(), pl.col("op").cast(pl.String)),
+        "instruction": pl.coalesce(pl.col("hlo_op").cast(pl.String), pl.concat_str(_operator(), pl.lit(" "), "shape")),
     }
     return rows.with_columns(names[by].alias(_BY[by])) if by in names else rows
+
+
+def _operator() -> pl.Expr:
+    """Return PyTorch's operator."""
+    name = pl.col("tf_op").cast(pl.String)
+    return pl.when(name.str.contains("::")).then(name)
 
 
 def _with_library(rows: pl.DataFrame) -> pl.DataFrame:

@@ -187,8 +187,8 @@ def _work(links: Sequence[torch_links.Link], height: int) -> pl.DataFrame:
     found = pl.DataFrame(rows, schema={"row": pl.Int64(), **columns}, orient="row")
     every = pl.DataFrame({"row": range(height)}, schema={"row": pl.Int64()})
     operator = pl.when(~pl.col("operator").str.contains(f"^{FRAMEWORK_OP.pattern}$")).then("operator")
-    rows = every.join(found, on="row", how="left", maintain_order="left")
-    return rows.select(operator, "work", "moved", kind_of_work="kind")
+    joined = every.join(found, on="row", how="left", maintain_order="left")
+    return joined.select(operator, "work", "moved", kind_of_work="kind")
 
 
 def _owners(frame: pl.DataFrame) -> pl.Series | None:

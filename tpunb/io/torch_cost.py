@@ -371,5 +371,6 @@ _BY_KIND: Mapping[str, Mapping[str, _Formula]] = {
     },
 }
 _FORMULAS = {name: (kind, formula) for kind, formulas in _BY_KIND.items() for name, formula in formulas.items()}
+KINDS = frozenset((*_BY_KIND, EXPERTS))
 HEAVY = frozenset((PRODUCT, CONVOLUTION, ATTENTION))
 """Kinds into which larger operators are decomposed, whose work they are then."""

@@ -125,7 +125,6 @@ def _linked(
 ) -> list[Link]:
     """Return the kernels of one call, each with its part of the work, by time."""
     node = calls[0][1]
-    work = None if node.divided else node.cost
     shape, dtype = described(_call(node.name, node.op or {}))
     parents, each = list[str](), node.around
     while each is not None:
@@ -133,12 +132,15 @@ def _linked(
             parents.append(each.name)
         each = each.around
     text = " > ".join(reversed(parents))[-_MOST_TEXT:] or None
-    times = {row: max(durs[row], 1) for row, _ in calls if not _is_transfer(spans[row])}
-    total, done, shares = sum(times.values()), 0, dict[int, Cost]()
-    for row, time in times.items() if work is not None else ():
-        begin, done = done, done + time
-        flops, size = (of and of * done // total - of * begin // total for of in work[1:])
-        shares[row] = Cost(work.kind, flops, size)
+    shares = dict[int, Cost]()
+    if node.cost is not None and not node.divided:
+        kind, *work = node.cost
+        times = {row: max(durs[row], 1) for row, _ in calls if not _is_transfer(spans[row])}
+        total, done = sum(times.values()), 0
+        for row, time in times.items():
+            begin, done = done, done + time
+            flops, size = (of and of * done // total - of * begin // total for of in work)
+            shares[row] = Cost(kind, flops or 0, size)
     return [Link(row, node.name, text, module, node.part, shape, dtype, shares.get(row)) for row, _ in calls]
 
 
