@@ -36,20 +36,6 @@ import tpunb as tp
 from tpunb.io.torch_cost import Call, cost
 
 FIELDS = ("Input Dims_first", "Input type_first", "Input Strides_first", "Concrete Inputs_first")
-FAULTS = {
-    "conv_02_small_spatial_many_ch": "small image",
-    "conv_04_depthwise": "depthwise",
-    "conv_07_transposed": "transposed",
-    "elem_01_add_poor_bw": "memory bandwidth",
-    "gemm_01_compute_few_tiles": "few tiles",
-    "gemm_03_compute_misaligned": "misaligned",
-    "moe_01_many_experts_few_tokens": "few tokens",
-    "moe_03_top1_sparse": "few tokens",
-    "moe_05_large_capacity": "large",
-    "sdpa_01_long_seq_low_eff": "sequences are long",
-    "sdpa_03_short_seq_overhead": "sequences are short",
-}
-"""Words of the sentence that names each fault."""
 REPORT = """
 import sys, time
 from TraceLens.Reporting.generate_perf_report_pytorch import generate_perf_report_pytorch
@@ -107,7 +93,7 @@ def names_its_fault(path: Path) -> bool:
         profile = tp.load(path, device="MI300X")
     sentences = tp.advise(profile)["sentence"].to_list()
     print(path.name, "-", sentences[0] if sentences else "no advice")
-    return bool(sentences) and FAULTS[path.name.partition(".")[0]] in sentences[0]
+    return bool(sentences) and torch_programs.FAULTS[path.name.partition(".")[0]] in sentences[0]
 
 
 def report(path: Path) -> float:

@@ -1,4 +1,4 @@
-"""Programs of PyTorch whose matrix products, convolutions and attentions its FlopCounterMode counts."""
+"""Programs of PyTorch whose products, convolutions and attentions its FlopCounterMode counts; faults of traces."""
 
 from __future__ import annotations
 
@@ -17,6 +17,20 @@ from torch.utils.flop_counter import FlopCounterMode
 from tpunb.io.torch_cost import HEAVY, Call, cost
 
 aten, nn = torch.ops.aten, torch.nn
+FAULTS = {
+    "conv_02_small_spatial_many_ch": "small image",
+    "conv_04_depthwise": "depthwise",
+    "conv_07_transposed": "transposed",
+    "elem_01_add_poor_bw": "memory bandwidth",
+    "gemm_01_compute_few_tiles": "few tiles",
+    "gemm_03_compute_misaligned": "misaligned",
+    "moe_01_many_experts_few_tokens": "few tokens",
+    "moe_03_top1_sparse": "few tokens",
+    "moe_05_large_capacity": "large",
+    "sdpa_01_long_seq_low_eff": "sequences are long",
+    "sdpa_03_short_seq_overhead": "sequences are short",
+}
+"""Words of the sentence that names each fault."""
 KEYS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 
 

@@ -477,6 +477,7 @@ MESSAGES = frame(
     bytes=Column(_INT, "Size of the larger of the buffers that go in and out, in bytes, or null."),
     groups=Column(_TEXT, 'Ranks of the process group as a replica group, such as "{{0,1,2,3}}", or null.'),
     size=Column(_INT, "Number of ranks in the process group, or null."),
+    collective=Column(_TEXT, 'Collective by its name in PyTorch, such as "allreduce", or null.'),
 )
 
 CALLS = frame(

@@ -267,7 +267,10 @@ def messages(data: bytes, *, source: str) -> pl.DataFrame:
         if "stream" in args and str(span.get("name")).lower().startswith("nccl"):
             message = args if _NCCL_SIZES[0] in args else calls.get(str(args.get("External id")), {})
             rows.append((number, *_message(message)))
-    columns: schema.Schema = {"row": pl.UInt32(), **{n: schema.MESSAGES[n] for n in ("bytes", "groups", "size")}}
+    columns: schema.Schema = {
+        "row": pl.UInt32(),
+        **{n: schema.MESSAGES[n] for n in ("bytes", "groups", "size", "collective")},
+    }
     recorded = pl.DataFrame(rows, schema=columns, orient="row").filter(~pl.all_horizontal(pl.exclude("row").is_null()))
     events = _events(facts, items, timed)[0][recorded["row"]].select("host", "start_ps", device="plane")
     return schema.check(events.hstack(recorded.drop("row")), schema.MESSAGES, "messages")
@@ -282,8 +285,8 @@ def calls(data: bytes, *, source: str) -> pl.DataFrame:
     return schema.check(rows.with_columns(**texts), schema.CALLS, "calls")
 
 
-def _message(args: _Event) -> tuple[int | None, str | None, int | None]:
-    """Return bytes, replica group and size of the group of one message."""
+def _message(args: _Event) -> tuple[int | None, str | None, int | None, str | None]:
+    """Return bytes, replica group and size of the group of one message, and its collective."""
     counts = [count for key in _NCCL_SIZES if type(count := args.get(key)) is int and 0 <= count < _LIMIT]
     width = _TYPE_BYTES.get(str(args.get("dtype")).lower())
     size, ranks = args.get("Group size"), str(args.get("Process Group Ranks"))
@@ -293,6 +296,7 @@ def _message(args: _Event) -> tuple[int | None, str | None, int | None]:
         total if total is not None and total < _LIMIT else None,
         f"{{{{{listed[1].replace(' ', '')}}}}}" if listed else None,
         size if type(size) is int and 0 < size < _LIMIT else None,
+        name if isinstance(name := args.get("Collective name"), str) else None,
     )
 
 
