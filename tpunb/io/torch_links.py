@@ -256,13 +256,14 @@ class _Tree:
 def _is_node(span: _Event) -> bool:
     """Return whether a span is an operator, a module, an update of the parameters, or the forward pass run again."""
     category, name = span.get("cat"), str(span.get("name"))
-    of_python = category == "python_function" and _CHECKPOINT.search(name) is not None
-    return category in OPERATORS or (name.startswith((_MODULE, _UPDATE)) and not _on_device(span)) or of_python
+    if category == "python_function":
+        return name.startswith(_MODULE) or ("checkpoint.py" in name and _CHECKPOINT.search(name) is not None)
+    return category in OPERATORS or (name.startswith((_MODULE, _UPDATE)) and not _on_device(span))
 
 
 def _is_launch(span: _Event) -> bool:
     """Return whether a span of the host launches work on a device."""
-    return not _on_device(span) and str(span.get("cat")) != "python_function" and bool(_ids(span))
+    return span.get("cat") != "python_function" and not _on_device(span) and bool(_ids(span))
 
 
 def _on_device(span: _Event) -> bool:
