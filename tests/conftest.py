@@ -179,10 +179,20 @@ def nowhere():
 @pytest.fixture(scope="session")
 def real_profiles():
     """The folder of real public captures; tests that need it skip where TPUNB_DATA is unset."""
+    return _data() / "profiles"
+
+
+@pytest.fixture(scope="session")
+def answers():
+    """The folder of captures whose answers others published; tests that need it skip where TPUNB_DATA is unset."""
+    return _data() / "answers"
+
+
+def _data():
     root = os.environ.get("TPUNB_DATA")
     if not root:
         pytest.skip("TPUNB_DATA is unset: real captures are not part of the project")
-    return Path(root) / "profiles"
+    return Path(root)
 
 
 @pytest.fixture(scope="session")

@@ -32,10 +32,10 @@ class FakeTorch(types.ModuleType):
         class Session:
             """As ``torch.profiler.profile``."""
 
-            def __init__(self, activities=None, with_stack=False, experimental_config=None):
+            def __init__(self, activities=None, record_shapes=False, with_stack=False, experimental_config=None):
                 options = {} if experimental_config is None else experimental_config.options
                 self.all_threads = options.get("profile_all_threads", False)
-                self.activities = activities
+                self.activities, self.record_shapes = activities, record_shapes
                 torch.configurations.append(options)
 
             def start(self):

@@ -16,7 +16,7 @@ from simulate.synthetic_runs import KINDS, synthetic_run
 
 import tpunb as tp
 from tpunb import schema
-from tpunb.analysis.advice import ACCOUNT_RULES, HEADROOM_RULES, HOST_RULES, RULES, SCALE_RULES, advise
+from tpunb.analysis.advice import ACCOUNT_RULES, CALL_RULES, HEADROOM_RULES, HOST_RULES, RULES, SCALE_RULES, advise
 from tpunb.analysis.metrics import account_metrics, phase_metrics
 from tpunb.errors import BadProfile
 from tpunb.frames import Steps
@@ -557,7 +557,7 @@ page is generated from them.
 def actions():
     """Return the rules as a table of Markdown."""
     rows = []
-    for rule in (*ACCOUNT_RULES, *RULES, *SCALE_RULES, *HEADROOM_RULES, *HOST_RULES):
+    for rule in (*ACCOUNT_RULES, *RULES, *SCALE_RULES, *HEADROOM_RULES, *CALL_RULES, *HOST_RULES):
         observation = re.sub(r"\{[^}]*\}", "…", rule.sentence)
         remedies = [rule.action, *(f"{value}: {action}" for value, action in rule.actions.items())]
         rows.append(f"| {rule.name} | {observation} | {'<br>'.join(remedies)} |\n")

@@ -241,8 +241,8 @@ def test_a_chip_of_two_cores_has_half_its_peaks_in_each():
 
 def test_what_is_missing_is_named():
     steps = layers(DENSE)
-    with pytest.raises(ValueError, match=r"one of run, phase, step, .*, instruction\. Got 'module'"):
-        tp.roofline(steps, "module", device=UNIT)
+    with pytest.raises(ValueError, match=r"one of run, phase, step, .*, instruction\. Got 'model'"):
+        tp.roofline(steps, "model", device=UNIT)
     with pytest.raises(TypeError, match="The run parameter of roofline must be the path of a run"):
         tp.roofline(steps.frame)
     with pytest.raises(TpunbError, match="its capture kept statistics only"):

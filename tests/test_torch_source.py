@@ -70,6 +70,25 @@ def test_a_window_is_a_session_over_all_threads(threads):
     assert source.facts() == facts
 
 
+def test_shapes_are_recorded_in_the_first_window_and_in_the_first_of_a_phase(threads, monkeypatch):
+    source, session, shapes = tp.sources.Torch(), threads.profiler.profile, []
+
+    def profile(**options):
+        shapes.append(options["record_shapes"])
+        return session(**options)
+
+    monkeypatch.setattr(threads.profiler, "profile", profile)
+    monkeypatch.setattr(threads.cuda, "is_available", lambda: True)
+    for reason in ("start", "evenly", "new phase", "under-sampled"):
+        source.announce(reason)
+        source.window(0.01)
+    assert shapes == [True, False, True, False]
+    monkeypatch.setattr(threads.cuda, "is_available", lambda: False)  # no kernels whose work would be counted
+    source.announce("new phase")
+    source.window(0.01)
+    assert not shapes[-1]
+
+
 @pytest.mark.parametrize("source", [None, tp.sources.Torch()], ids=["found", "chosen"])
 def test_a_loop_has_traced_steps_with_operators_and_raw_windows(monkeypatch, tmp_path, source):
     torch = install(monkeypatch)

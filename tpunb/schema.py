@@ -112,12 +112,14 @@ _START = Column(_INT, "Start in picoseconds since the origin of the profile.", "
 _TF_OP = Column(NAME, 'Full name of the framework op, such as "dense/MatMul:MatMul" or "aten::mm", or null.')
 _HLO_OP = Column(NAME, "Name of the HLO instruction, or null.")
 _PROGRAM = Column(_INT, "Id of the compiled program, or null.")
-_SHAPE = Column(NAME, 'Shape of the result of the HLO instruction, such as "f32[8,128]{1,0}", or null.', "first")
+_SHAPE = Column(
+    NAME, "Shape of the HLO instruction's result, such as \"f32[8,128]{1,0}\", or those of PyTorch's operands.", "first"
+)
 _DTYPE = Column(
     NAME, 'Data type of the products in the HLO instruction, such as "bf16", else that of its result, or null.', "first"
 )
 _SOURCE = Column(NAME, 'Source line behind the HLO instruction, such as "model.py:41", or null.', "first")
-PART = Column(_TEXT, 'Part of the step: "forward", "backward", "update", "mixed", or null.')
+PART = Column(_TEXT, 'Part of the step: "forward", "backward", "recomputation", "update", "mixed", or null.')
 _COUNT = Column(_INT, "Number of events of the operation.", "sum")
 _TOTAL = Column(_INT, "Total time of the operation in picoseconds.", "sum")
 _SELF = Column(_INT, "Self time of the operation in picoseconds.", "sum")
@@ -266,7 +268,9 @@ LAYERS = frame(
     flops=Column(_FLOAT, "Floating-point operations.", "sum"),
     bytes=Column(_FLOAT, "Bytes read and written.", "sum"),
     flops_source=Column(
-        NAME, 'Where the FLOPs come from: "profiler", "program" (counted from the HLO), or null.', "first"
+        NAME,
+        'Where the FLOPs come from: "profiler", "program" (from the HLO), "shapes" (of operands), or null.',
+        "first",
     ),
     shape=_SHAPE,
     dtype=_DTYPE,
@@ -513,6 +517,22 @@ MESSAGES = frame(
     bytes=Column(_INT, "Size of the larger of the buffers that go in and out, in bytes, or null."),
     groups=Column(_TEXT, 'Ranks of the process group as a replica group, such as "{{0,1,2,3}}", or null.'),
     size=Column(_INT, "Number of ranks in the process group, or null."),
+    collective=Column(_TEXT, 'Collective by its name in PyTorch, such as "allreduce", or null.'),
+)
+
+CALLS = frame(
+    "CALLS",
+    "One row per kernel, copy or memset of a device whose operator PyTorch recorded.",
+    host=_HOST,
+    device=_DEVICE,
+    start_ps=_START,
+    kernel=Column(NAME, "Name of the kernel, copy or memset."),
+    operator=Column(NAME, 'Operator around its launch, the innermost of known work, such as "aten::addmm", or null.'),
+    parents=Column(_TEXT, "Operators around that, outermost first, joined by ' > ', or null."),
+    module=Column(NAME, 'Modules around it, or around what it differentiates, such as "Net_0/Linear_1", or null.'),
+    part=PART,
+    shape=_SHAPE,
+    dtype=Column(NAME, "Data type of the first tensor that goes in, or null."),
 )
 
 HARDWARE = frame(
@@ -900,7 +920,9 @@ ROOFLINE = frame(
     attainable=Column(_FLOAT, "FLOP/s of these instructions if each ran at the roof."),
     efficiency=Column(_FLOAT, "Time at the roof as a share of the self time of these instructions, 0 to 1."),
     headroom_ps=Column(_INT, "Self time that these instructions would save at the roof, in picoseconds."),
-    flops_source=Column(_TEXT, 'Where the FLOPs come from: "profiler", "program", "graph", "several", or null.'),
+    flops_source=Column(
+        _TEXT, 'Where the FLOPs come from: "profiler", "program", "graph", "shapes", "several", or null.'
+    ),
     above=Column(_TEXT, "Why the instruction that exceeds the roof most may do so, null if none does."),
 )
 
@@ -1035,6 +1057,7 @@ SETTINGS = frame(
 _OPTIONAL = {
     *("category", "device_dur_ps", "flops", "bytes", "hbm_bytes", "flow_out", "flow_in", "correlation_id", "reason"),
     *("program", "kernel", "part", "shape", "dtype", "source", "confidence", "queue_length"),
+    *("call", "recomputed"),
     *(set(STEPS) - {"host", "step", "kind", "start_ps", "dur_ps", "device_ps", "idle_ps", "traced"}),
 }
 """Columns that a frame may leave out because few captures contain them; they become null."""

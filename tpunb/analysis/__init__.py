@@ -1,7 +1,16 @@
 """Analysis of phases and hosts: advice, comparison of two runs, quality, rooflines, stragglers."""
 
 from tpunb.analysis import machine as machine
-from tpunb.analysis.advice import ACCOUNT_RULES, HEADROOM_RULES, HOST_RULES, RULES, SCALE_RULES, Rule, advise
+from tpunb.analysis.advice import (
+    ACCOUNT_RULES,
+    CALL_RULES,
+    HEADROOM_RULES,
+    HOST_RULES,
+    RULES,
+    SCALE_RULES,
+    Rule,
+    advise,
+)
 from tpunb.analysis.compare import Comparison, compare
 from tpunb.analysis.goodput import Goodput, goodput
 from tpunb.analysis.history import runs
@@ -20,6 +29,7 @@ from tpunb.io.goodput_events import GoodputRecorder
 
 __all__ = [
     "ACCOUNT_RULES",
+    "CALL_RULES",
     "DEVICES",
     "HEADROOM_RULES",
     "HOST_RULES",

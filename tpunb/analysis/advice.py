@@ -12,14 +12,16 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis.account_segments import FEWEST_TRACED
+from tpunb.analysis.calls import call_metrics
 from tpunb.analysis.goodput import Goodput, goodput
 from tpunb.analysis.metrics import READS, account_metrics, phase_metrics, scale_metrics, traits
-from tpunb.analysis.roofline import Roofline
+from tpunb.analysis.roofline import Roofline, roofline
 from tpunb.analysis.run import Run, loaded
 from tpunb.analysis.run import phases as phases_of
 from tpunb.analysis.stragglers import Hosts
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
+from tpunb.io.torch_cost import KINDS
 from tpunb.text import cut, duration, percent, plain, short, short_time
 
 _HIGH = 0.7  # share of MXU peak or HBM bandwidth that XProf's smart suggestions call high
@@ -272,6 +274,98 @@ HEADROOM_RULES = (
 )
 """Rules for phases with a roofline: they also have the metrics ``bound`` and ``headroom``, a share of self time."""
 
+
+def _call_rule(fault: str, sentence: str, action: str, source: str) -> Rule:
+    """Return a rule for a fault of one call, or of all elementwise ones."""
+    what = (
+        ""
+        if fault in ("unfused", "recomputation")
+        else "{operator} of {operands} takes {time} of the phase's step time"
+    )
+    return Rule(fault, pl.col("fault") == fault, pl.col("gain"), what + sentence, action, source)
+
+
+_ROOF = ", {times} times its time at the roof: "
+_TILES = "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication: tiles, alignment"
+_CONVOLUTIONS = "https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional"
+
+CALL_RULES = (
+    _call_rule(
+        "few tiles",
+        f"{_ROOF}its result has few tiles, {{tiles}} of 128 x 128 for {{units}} compute units",
+        "use larger batches, or split the sum over the inner dimension (split-k; torch.compile with max-autotune)",
+        _TILES,
+    ),
+    _call_rule(
+        "odd sizes",
+        f"{_ROOF}its sizes are misaligned, {{odd}} elements are no multiple of 16 bytes",
+        "pad the dimension to a multiple of 8 (16-bit types) or 4 (f32), of 64 at best",
+        _TILES,
+    ),
+    _call_rule(
+        "thin product",
+        f"{_ROOF}it is tall and skinny, with {{smallest}} rows or columns, and reads its factors for little work",
+        "use larger batches, join products with a common factor (as query, key and value in one)",
+        _TILES,
+    ),
+    _call_rule(
+        "transposed convolution",
+        f"{_ROOF}it is a transposed convolution",
+        "use torch.channels_last and 16-bit types, or upsample and convolve instead",
+        _CONVOLUTIONS,
+    ),
+    _call_rule(
+        "depthwise convolution",
+        f"{_ROOF}it is a depthwise convolution, each of {{channels}} channels on its own",
+        "use torch.channels_last, fuse it with its neighbours (torch.compile), or use groups of several channels",
+        _CONVOLUTIONS,
+    ),
+    _call_rule(
+        "small images",
+        f"{_ROOF}it convolves {{channels}} channels at {{positions}} positions of each small image",
+        "use larger batches, torch.channels_last and 16-bit types",
+        _CONVOLUTIONS,
+    ),
+    _call_rule(
+        "short attention",
+        f"{_ROOF}its sequences are short, {{length}} positions, and each call lasts {{call_ps}}",
+        "use larger batches, pack several sequences into one, or launch by CUDA graphs (mode='reduce-overhead')",
+        "ours: of up to 512 positions a kernel has few tiles a head",
+    ),
+    _call_rule(
+        "long attention",
+        f"{_ROOF}its sequences are long, {{length}} positions",
+        "try another backend of it (torch.nn.attention.sdpa_kernel), a causal or local mask (flex_attention)",
+        "ours: from 4096 positions products outweigh all else, so that the efficiency is that of the kernel",
+    ),
+    _call_rule(
+        "sparse experts",
+        ": {each} rows for each of its experts, whose weights are read for few tokens",
+        "use larger batches, fewer experts or more of them for each token, or spread the experts over devices",
+        "ours: under half a tile of 128 rows",
+    ),
+    _call_rule(
+        "slow memory",
+        f"{_ROOF}it is elementwise and uses little of the memory bandwidth",
+        "use contiguous operands of one layout, smaller data types, or fuse it with its neighbours (torch.compile)",
+        "ours: under 50 % of the roof, as for a phase",
+    ),
+    _call_rule(
+        "recomputation",
+        "Computing the forward pass again for the backward pass takes {time} of the phase's step time",
+        "if memory is left, keep the activations of some modules: checkpoint fewer, or selectively "
+        "(create_selective_checkpoint_contexts)",
+        "https://docs.pytorch.org/docs/stable/checkpoint.html; 10 % is ours",
+    ),
+    _call_rule(
+        "unfused",
+        "Elementwise operations that run one by one take {time} of the phase's step time, most of it {operator}",
+        "fuse them (torch.compile, fused optimizers and activations)",
+        "ours: 20 % of step time; a pair that is fused reads and writes about half",
+    ),
+)
+"""Rules for calls of PyTorch's operators with their shapes: metrics of `tpunb.analysis.calls`, of one phase each."""
+
 _waiting = pl.col("loading") - pl.col("anew") - pl.col("restarting")
 _every, _best = pl.col("save_every_ps"), pl.col("save_best_ps")
 _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, https://doi.org/10.1145/361147.361115"
@@ -519,12 +613,13 @@ def advise(
 ) -> pl.DataFrame:
     """Return advice on each phase and on the run, most time saved first: ``tpunb.schema.ADVICE``.
 
-    One row per phase and applicable rule of :data:`RULES` and :data:`SCALE_RULES`. The time saved is an upper bound:
-    all of the wait, or all time beyond a high utilisation. Rows of one phase may concern the same time, so they do not
-    add up. Metrics are those of the steps traced in full, extrapolated to all steps of the phase; rules with unknown
-    metrics do not apply. Host work counts as far as the device idles meanwhile, and in full if nothing is known of a
-    device. Phases without metrics come last, with nulls. Outliers count as a phase. Savings under 1 % of all step
-    time are left out.
+    One row per phase and applicable rule of :data:`RULES` and :data:`SCALE_RULES`, and one per call of PyTorch's
+    operators to which one of :data:`CALL_RULES` applies, if raw events with shapes were kept. The time saved is an
+    upper bound: all of the wait, or all time beyond a high utilisation. Rows of one phase may concern the same time,
+    so they do not add up. Metrics are those of the steps traced in full, extrapolated to all steps of the phase; rules
+    with unknown metrics do not apply. Host work counts as far as the device idles meanwhile, and in full if nothing is
+    known of a device. Phases without metrics come last, with nulls. Outliers count as a phase. Savings under 1 % of
+    all step time are left out.
 
     One row per applicable rule of :data:`ACCOUNT_RULES`, without a phase, if the run has a record of its wall time:
     input, callbacks, checkpoints, retracing, rebuilt models, preparation, evaluation (`tp.goodput`). Each saves at most
@@ -611,7 +706,15 @@ def advise_phases(phases: Phases, roof: Roofline | None = None, idle: pl.DataFra
     if roof is not None:
         headroom = roof.frame.select(name="what", bound="bound", headroom=pl.col("headroom_ps") / pl.col("self_ps"))
         metrics, rules = metrics.join(headroom, on="name", how="left", maintain_order="left"), [*rules, *HEADROOM_RULES]
-    return _applied(rules, metrics, int(phases.frame["dur_ps"].sum()), "step time")
+    run_ps = int(phases.frame["dur_ps"].sum())
+    rows = _applied(rules, metrics, run_ps, "step time")
+    of_pytorch = traits(phases.steps)["framework"] in ("PyTorch", None)
+    of_pytorch &= bool(phases.steps.ops["category"].cast(pl.String).is_in([*KINDS]).any())
+    if roof is None and phases.steps.read_layers is not None and of_pytorch:
+        roof = roofline(phases)
+    if roof is None:
+        return rows
+    return _ranked(rows, _applied(CALL_RULES, call_metrics(metrics, roof), run_ps, "step time"))
 
 
 def _applied(rules: Sequence[Rule], metrics: pl.DataFrame, run_ps: float, base: str) -> pl.DataFrame:
@@ -654,7 +757,7 @@ def _text(name: str, value: object) -> str:
         return short_time(value)
     if name in ("growth", "memory") and isinstance(value, float):
         return short(value / 2**30)
-    if name in ("intensity", "ridge", "device_batch") and isinstance(value, float):
+    if name in ("intensity", "ridge", "device_batch", "times", "each") and isinstance(value, float):
         return short(value)
     if isinstance(value, float):
         return "under 0.1 %" if 0 < value < 0.0005 else percent(value, None)

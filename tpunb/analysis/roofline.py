@@ -27,7 +27,8 @@ from tpunb.text import duration, plain, plural
 
 WORK: schema.Schema = {
     **{name: schema.ROOFLINE[name] for name in ("what", "program", "part", "count", "self_ps", "flops", "bytes")},
-    **dict.fromkeys(["category", "dtype", "flops_source"], pl.String()),
+    **dict.fromkeys(["category", "dtype", "flops_source", "call"], pl.String()),  # of PyTorch: operator and operands
+    "recomputed": pl.Boolean(),  # whether a forward pass ran it again
     "share": pl.Float64(),  # of the self time, whose FLOPs are known
 }
 """One row per instruction of a row of a roofline, or per device and step: what is compared with its own roof."""
@@ -48,8 +49,8 @@ class Roofline(Tabular):
         Device whose peaks are the roof. A device of a profile has ``1 / device.cores`` of them. None if its peaks are
         unknown: what is derived from them is null then.
     by
-        Level of the rows: "run", "phase", "step", "category", "layer", "part", "op", "instruction", "library" or
-        "kernel", or "point" of a sweep.
+        Level of the rows: "run", "phase", "step", "category", "layer", "module", "part", "op", "instruction",
+        "library" or "kernel", or "point" of a sweep.
     measured_on
         Name of the device that was measured, if `device` is another, for which the times are modelled.
     note
@@ -164,6 +165,16 @@ class Roofline(Tabular):
             least_ps=pl.when("counted").then(pl.min_horizontal("roof_ps", "self_ps")),
         )
 
+    def calls(self) -> pl.DataFrame:
+        """Return PyTorch's calls of one operator on equal shapes in each row, their times at the roof as one sum.
+
+        Columns ``what``, ``call``, ``category``, ``dtype``, ``recomputed``, ``count`` and ``self_ps`` are those of
+        `work`; ``roof_ps``, ``compute_ps`` and ``memory_ps`` are null where FLOPs or bytes are unknown.
+        """
+        times = (total(name) for name in ("count", "self_ps", "roof_ps", "compute_ps", "memory_ps"))
+        rows = self._at_the_roof.filter(pl.col("call").is_not_null())
+        return rows.group_by("what", "call", "category", "dtype", "recomputed").agg(*times)
+
     @property
     def device_label(self) -> str:
         """Name of the device, and whether its times are modelled."""
@@ -251,7 +262,7 @@ def _ratio(numerator: pl.Expr, denominator: pl.Expr) -> pl.Expr:
 
 
 _STEPS = {"run": "run", "phase": "phase", "step": "step"}
-_OPERATIONS = {name: name for name in ("category", "layer", "part", "op", "library", "kernel")}
+_OPERATIONS = {name: name for name in ("category", "layer", "module", "part", "op", "library", "kernel")}
 _BY = _STEPS | _OPERATIONS | {"instruction": "hlo_op"}
 _OF_KERNELS = ("library", "kernel")
 _WITH_PART = ("layer", "part", "op", "instruction")
@@ -264,7 +275,8 @@ def roofline(run: Run, by: str | None = None, *, device: str | Device | None = N
     """Return the work of a run's device operations, beside the most that its device can do in that time.
 
     Operations without a name at the level `by` are a row "unattributed", so time, FLOPs and bytes add up to the same at
-    every level. An instruction that launches several GPU kernels counts as work of the longest.
+    every level. An instruction that launches several GPU kernels counts as work of the longest; the work of an operator
+    of PyTorch is divided among its kernels by their time.
 
     Parameters
     ----------
@@ -272,8 +284,9 @@ def roofline(run: Run, by: str | None = None, *, device: str | Device | None = N
         Path of a run whose raw events were kept, its Profile, Steps or Phases; of statistics only, which hold FLOPs
         and bytes of whole steps, for the levels "run", "phase" and "step".
     by
-        Level of the rows: "phase" (the default for Phases), "run" (for all else), "step", "category",
-        "layer", "part", "op", "instruction", "library" or "kernel".
+        Level of the rows: "phase" (the default for Phases), "run" (for all else), "step", "category", "layer", "module"
+        (kind of the innermost scope of a layer, such as "Conv2d"), "part", "op", "instruction" (of PyTorch: operator
+        and shapes), "library" or "kernel".
     device
         Device whose peaks are the roof, or its name. If None, by the run's metadata; the peaks of a CPU are measured if
         `tp.capture` recorded the run on this machine, and kept for the user. Without peaks the columns that need them
@@ -298,6 +311,7 @@ def roofline(run: Run, by: str | None = None, *, device: str | Device | None = N
     statistics_only = steps.read_layers is None and by in _STEPS and steps.devices["flops"].count() > 0
     rows = _of_steps(steps) if statistics_only else _of_instructions(steps, by)
     rows = rows.with_columns(run=pl.lit(steps.name or "run"))
+    rows = _with_level(rows, by)
     if grouped is not None:
         phase = pl.col("phase").replace_strict(grouped.names, default=None)
         labels = grouped.labelled.select("host", "step", phase=phase)
@@ -315,6 +329,8 @@ def roofline(run: Run, by: str | None = None, *, device: str | Device | None = N
         program=pl.when(named & (by == "instruction")).then("program"),
         part=pl.when(named & (by in _WITH_PART)).then("part"),
         dtype=dtype.str.replace(r"^f8.*", "fp8").replace(_DTYPES),
+        call=pl.concat_str(_operator(), pl.lit(" "), "shape"),
+        recomputed=(pl.col("part") == "recomputation").fill_null(value=False),
     )
     return Roofline(work.select(pl.col(column).cast(dtype) for column, dtype in WORK.items()), chip, by, note=note)
 
@@ -358,6 +374,22 @@ def _of_instructions(steps: Steps, by: str) -> pl.DataFrame:
         )
     )
     return pl.concat([rows.filter(events), runs], how="diagonal")
+
+
+def _with_level(rows: pl.DataFrame, by: str) -> pl.DataFrame:
+    """Add the names of a level that layers do not have, and those of PyTorch's operators to theirs."""
+    names = {
+        "module": pl.col("layer").cast(pl.String).str.extract(r"([^/]+?)(_\d+)?$"),
+        "op": pl.coalesce(_operator(), pl.col("op").cast(pl.String)),
+        "instruction": pl.coalesce(pl.col("hlo_op").cast(pl.String), pl.concat_str(_operator(), pl.lit(" "), "shape")),
+    }
+    return rows.with_columns(names[by].alias(_BY[by])) if by in names else rows
+
+
+def _operator() -> pl.Expr:
+    """Return PyTorch's operator."""
+    name = pl.col("tf_op").cast(pl.String)
+    return pl.when(name.str.contains("::")).then(name)
 
 
 def _with_library(rows: pl.DataFrame) -> pl.DataFrame:

@@ -58,6 +58,8 @@ class Device:
         Peak operations per second of other types; of types without one, `peak_flops` is the peak.
     levels
         Faster memories, smallest first.
+    units
+        Streaming multiprocessors or compute units, each of which computes tiles of a result; None if unknown.
 
     Raises
     ------
@@ -75,6 +77,7 @@ class Device:
     dtype: str = "bf16"
     peaks: Mapping[str, float] = field(default_factory=dict, hash=False)
     levels: tuple[Level, ...] = ()
+    units: int | None = None
 
     def __post_init__(self) -> None:
         peaks = {"peak_flops": self.peak_flops, "bandwidth": self.bandwidth, **self.peaks}
@@ -99,11 +102,11 @@ class Device:
 
 
 # dense matrices; f32 on GPUs of NVIDIA from A100 on is TF32, in which XLA multiplies f32 by default
-_A100 = {"f16": 312e12, "f32": 156e12, "int8": 624e12}
+_A100 = {"f16": 312e12, "f32": 156e12, "f64": 19.5e12, "int8": 624e12}
 _L4 = {"f16": 121e12, "f32": 60e12, "fp8": 242e12, "int8": 242e12}
-_HOPPER = {"f16": 989e12, "f32": 494e12, "fp8": 1979e12, "int8": 1979e12}
+_HOPPER = {"f16": 989e12, "f32": 494e12, "f64": 67e12, "fp8": 1979e12, "int8": 1979e12}
 _B200 = {"f16": 2250e12, "f32": 1125e12, "fp8": 4500e12, "int8": 4500e12}
-_CDNA3 = {"f16": 1307.4e12, "f32": 163.4e12, "fp8": 2614.9e12, "int8": 2614.9e12}
+_CDNA3 = {"f16": 1307.4e12, "f32": 163.4e12, "f64": 163.4e12, "fp8": 2614.9e12, "int8": 2614.9e12}
 _CDNA3_LEVELS = (Level("Infinity Cache", 256 * 2**20, 17.2e12),)  # https://rocm.docs.amd.com, MI300 series
 
 _DEVICES = (
@@ -118,30 +121,37 @@ _DEVICES = (
     # Ironwood: each chip is two devices
     Device("TPU v7", 2307e12, 192 * _GIB, 7380e9, _CLOUD + "tpu7x", ("TPU7x", "TPU v7x"), 2, peaks={"fp8": 4614e12}),
     Device(
-        "V100", 125e12, 32e9, 900e9, _NVIDIA + "v100/", ("Tesla V100-SXM2-32GB",), dtype="f16", peaks={"f32": 15.7e12}
+        *("V100", 125e12, 32e9, 900e9, _NVIDIA + "v100/", ("Tesla V100-SXM2-32GB",)),
+        dtype="f16",
+        peaks={"f32": 15.7e12, "f64": 7.8e12},
+        units=80,
     ),
     Device(
         *("T4", 65e12, 16e9, 320e9, _NVIDIA + "tesla-t4/", ("Tesla T4",)),
         dtype="f16",
         peaks={"f32": 8.1e12, "int8": 130e12},
+        units=40,
     ),
     Device(
         *("A100 80GB", 312e12, 80e9, 2039e9, _NVIDIA + "a100/", ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB")),
         peaks=_A100,
+        units=108,
     ),
-    Device("L4", 121e12, 24e9, 300e9, _NVIDIA + "l4/", ("NVIDIA L4",), peaks=_L4),
-    Device("H100 SXM", 989e12, 80e9, 3350e9, _NVIDIA + "h100/", ("NVIDIA H100 80GB HBM3",), peaks=_HOPPER),
-    Device("H200 SXM", 989e12, 141e9, 4800e9, _NVIDIA + "h200/", ("NVIDIA H200",), peaks=_HOPPER),
-    Device("B200", 2250e12, 180e9, 8000e9, _NVIDIA + "dgx-b200/", ("NVIDIA B200",), peaks=_B200),
+    Device("L4", 121e12, 24e9, 300e9, _NVIDIA + "l4/", ("NVIDIA L4",), peaks=_L4, units=58),
+    Device("H100 SXM", 989e12, 80e9, 3350e9, _NVIDIA + "h100/", ("NVIDIA H100 80GB HBM3",), peaks=_HOPPER, units=132),
+    Device("H200 SXM", 989e12, 141e9, 4800e9, _NVIDIA + "h200/", ("NVIDIA H200",), peaks=_HOPPER, units=132),
+    Device("B200", 2250e12, 180e9, 8000e9, _NVIDIA + "dgx-b200/", ("NVIDIA B200",), peaks=_B200, units=148),
     Device(
         *("MI300X", 1307.4e12, 192e9, 5300e9, _AMD + "mi300x.html", ("AMD Instinct MI300X", "AMD Instinct MI300X VF")),
         peaks=_CDNA3,
         levels=_CDNA3_LEVELS,
+        units=304,
     ),
     Device(
         *("MI325X", 1307.4e12, 256e9, 6000e9, _AMD + "mi325x.html", ("AMD Instinct MI325X",)),
         peaks=_CDNA3,
         levels=_CDNA3_LEVELS,
+        units=304,
     ),
 )
 DEVICES: Mapping[str, Device] = MappingProxyType({chip.name: chip for chip in _DEVICES})

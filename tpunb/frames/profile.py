@@ -47,7 +47,7 @@ class Profile:
         Functions that decode the raw events of a few hosts each; empty if all are decoded at once.
     read_details
         Function that decodes another frame of the raw files on access, by its name: "instructions", "buffers",
-        "counters", "memory", "messages", "protos"; None if none were kept.
+        "counters", "memory", "messages", "calls", "protos"; None if none were kept.
     stored_clocks
         ``tpunb.schema.CLOCKS`` that a capture stored.
     read_clocks
@@ -152,6 +152,11 @@ class Profile:
     def messages(self) -> pl.DataFrame:
         """Messages of NCCL's kernels, ``tpunb.schema.MESSAGES``; raises as `instructions`, empty if unknown."""
         return self._details("messages")
+
+    @cached_property
+    def calls(self) -> pl.DataFrame:
+        """Operators of PyTorch behind kernels, ``tpunb.schema.CALLS``; raises as `instructions`, empty if unknown."""
+        return self._details("calls")
 
     def _details(self, kind: str) -> pl.DataFrame:
         if self.read_details is None:

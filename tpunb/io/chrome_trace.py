@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from functools import cached_property
-from itertools import chain, pairwise, repeat
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.frames.hardware import DEVICES
 from tpunb.io import hlo as texts
-from tpunb.io import streams
+from tpunb.io import streams, torch_links
 from tpunb.io.event_ids import MULTIPLIER, flow_id, run_launch
 from tpunb.step_stats.boundaries import PYTORCH_STEP
 from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL
@@ -36,7 +36,6 @@ _ON_STREAMS = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", _MTIA}
 _LABEL = re.compile(r"([A-Za-z]{2,15}) [0-9]{1,9}")  # of a process that stands for a device: "GPU 0", "MTIA 9"
 # categories that such a process may have, too
 _OF_HOST = re.compile(r"\w+_(runtime|driver|op|function|annotation|range)|runtime|operator|overhead")
-_OPERATORS = ["cpu_op", "Operator"]
 _FRAME = "python_function"
 _TRACE = "Trace"  # PyTorch's category of the time span of the trace
 _NCCL_CALL = "record_param_comms"  # describes the call whose kernels have its external id
@@ -96,7 +95,7 @@ def read(data: bytes, *, source: str) -> Trace:
     """
     facts, items = _opened(data, source)
     timed = _timed(facts, items, source)
-    events, notes = _events(facts, items, timed)
+    events, notes, _ = _events(facts, items, timed)
     is_viewer = bool(facts) and "schemaVersion" not in facts
     is_cut = is_viewer and 0 <= len(events) - _VIEWER_EVENTS < _AT_ONE_TIME
     if is_cut:  # steps that go on after the last event lack operations
@@ -146,8 +145,10 @@ def _timed(facts: _Event, items: Sequence[_Event], source: str) -> _Timed:
     return _Timed(spans, starts, durs, origin_ns if origin_ns > _RECENT_NS else None, notes)
 
 
-def _events(facts: _Event, items: Sequence[_Event], timed: _Timed) -> tuple[pl.DataFrame, list[str]]:
-    """Return the events, and what was changed or is unknown."""
+def _events(
+    facts: _Event, items: Sequence[_Event], timed: _Timed
+) -> tuple[pl.DataFrame, list[str], list[torch_links.Link]]:
+    """Return the events, what was changed or is unknown, and what PyTorch launched its kernels for."""
     args = _Args(timed.spans)
     texts = ("tf_op", "annotation", "hlo_op", "hlo_category", "step_name", "long_name", "tf_function_call")
     numbers = ("step_num", "model_flops", "flops", "bytes_accessed", "device_duration_ps", "program_id")
@@ -166,7 +167,8 @@ def _events(facts: _Event, items: Sequence[_Event], timed: _Timed) -> tuple[pl.D
         correlation_id=args.launch(frame["plane"]),
     )
     owners = _owners(frame)
-    frame = frame.with_columns(operator=args.operators(owners)).with_columns(**_columns())
+    links = torch_links.links(timed.spans, timed.starts, timed.durs, None if owners is None else owners.to_list())
+    frame = frame.hstack(_work(links, len(frame))).with_columns(**_columns())
     if owners is not None:
         frame = _apart(frame.with_columns(owner=owners))
     notes, unknown = timed.notes, frame.filter(pl.col("line") == _UNKNOWN)
@@ -175,7 +177,18 @@ def _events(facts: _Event, items: Sequence[_Event], timed: _Timed) -> tuple[pl.D
         notes.append(f"{plural(len(unknown), 'event')} of devices in categories not known as their work: {kinds}")
     events = schema.check(frame, schema.EVENTS, "events")
     events, cuts = streams.cut(events, lambda rows: args.positive("graph node id", rows))
-    return events, notes + cuts
+    return events, notes + cuts, links
+
+
+def _work(links: Sequence[torch_links.Link], height: int) -> pl.DataFrame:
+    """Return PyTorch's operator of each event and its work; no operator for names like "nccl:all_reduce"."""
+    columns: schema.Schema = {"operator": pl.String(), "kind": pl.String(), "work": pl.Int64(), "moved": pl.Int64()}
+    rows = [(link.row, link.operator or None, *(link.cost or (None,) * 3)) for link in links]
+    found = pl.DataFrame(rows, schema={"row": pl.Int64(), **columns}, orient="row")
+    every = pl.DataFrame({"row": range(height)}, schema={"row": pl.Int64()})
+    operator = pl.when(~pl.col("operator").str.contains(f"^{FRAMEWORK_OP.pattern}$")).then("operator")
+    joined = every.join(found, on="row", how="left", maintain_order="left")
+    return joined.select(operator, "work", "moved", kind_of_work="kind")
 
 
 def _owners(frame: pl.DataFrame) -> pl.Series | None:
@@ -254,14 +267,26 @@ def messages(data: bytes, *, source: str) -> pl.DataFrame:
         if "stream" in args and str(span.get("name")).lower().startswith("nccl"):
             message = args if _NCCL_SIZES[0] in args else calls.get(str(args.get("External id")), {})
             rows.append((number, *_message(message)))
-    columns: schema.Schema = {"row": pl.UInt32(), **{n: schema.MESSAGES[n] for n in ("bytes", "groups", "size")}}
+    columns: schema.Schema = {
+        "row": pl.UInt32(),
+        **{n: schema.MESSAGES[n] for n in ("bytes", "groups", "size", "collective")},
+    }
     recorded = pl.DataFrame(rows, schema=columns, orient="row").filter(~pl.all_horizontal(pl.exclude("row").is_null()))
     events = _events(facts, items, timed)[0][recorded["row"]].select("host", "start_ps", device="plane")
     return schema.check(events.hstack(recorded.drop("row")), schema.MESSAGES, "messages")
 
 
-def _message(args: _Event) -> tuple[int | None, str | None, int | None]:
-    """Return bytes, replica group and size of the group of one message."""
+def calls(data: bytes, *, source: str) -> pl.DataFrame:
+    """Return what PyTorch launched each kernel for: ``tpunb.schema.CALLS``."""
+    facts, items = _opened(data, source)
+    events, _, links = _events(facts, items, _timed(facts, items, source))
+    texts = {name: pl.Series([getattr(link, name) for link in links], dtype=pl.String) for name in torch_links.TEXTS}
+    rows = events[[link.row for link in links]].select("host", "start_ps", device="plane", kernel="name")
+    return schema.check(rows.with_columns(**texts), schema.CALLS, "calls")
+
+
+def _message(args: _Event) -> tuple[int | None, str | None, int | None, str | None]:
+    """Return bytes, replica group and size of the group of one message, and its collective."""
     counts = [count for key in _NCCL_SIZES if type(count := args.get(key)) is int and 0 <= count < _LIMIT]
     width = _TYPE_BYTES.get(str(args.get("dtype")).lower())
     size, ranks = args.get("Group size"), str(args.get("Process Group Ranks"))
@@ -271,6 +296,7 @@ def _message(args: _Event) -> tuple[int | None, str | None, int | None]:
         total if total is not None and total < _LIMIT else None,
         f"{{{{{listed[1].replace(' ', '')}}}}}" if listed else None,
         size if type(size) is int and 0 < size < _LIMIT else None,
+        name if isinstance(name := args.get("Collective name"), str) else None,
     )
 
 
@@ -485,17 +511,6 @@ class _Args:
         """Return in which of some events an argument is a number above 0."""
         return np.array([isinstance(n := self._args[row].get(key), int) and n > 0 for row in rows], bool)
 
-    def operators(self, owners: pl.Series | None) -> pl.Series:
-        """Return PyTorch's operator with the external id of each kernel; null for names like "nccl:all_reduce"."""
-        named, processes = dict[tuple[str | None, str], Any](), repeat(None) if owners is None else owners.to_list()
-        for span, args, process in zip(self._spans, self._args, processes, strict=False):
-            if span.get("cat") in _OPERATORS and "External id" in args:
-                named.setdefault((process, str(args["External id"])), span.get("name"))
-        ids = [args.get("external id", args.get("External id")) if "stream" in args else None for args in self._args]
-        rows = zip(processes, ids, strict=False)
-        operators = _texts([None if each is None else named.get((process, str(each))) for process, each in rows])
-        return operators.set(operators.str.contains(f"^{FRAMEWORK_OP.pattern}$"), None)
-
     @cached_property
     def correlation(self) -> pl.Series:
         """The id of a call of a device's driver, and of the work that it launches; 0 for other events."""
@@ -592,12 +607,12 @@ def _columns() -> dict[str, pl.Expr]:
             pl.when(device | ~pl.col("calls_driver")).then("hlo_op"),
             pl.when(device & pl.col("hlo_category").is_not_null()).then(name),
         ),
-        "category": pl.when(device).then("hlo_category"),
+        "category": pl.when(device).then(pl.coalesce("hlo_category", "kind_of_work")),
         "step_num": pl.coalesce(step_num, older.cast(pl.Int64)),
         "device_dur_ps": pl.when(device).then("device_duration_ps"),
-        "flops": pl.when(device & ~doubted).then(flops),
+        "flops": pl.when(device & ~doubted).then(pl.coalesce(flops, "work")),
         "program": pl.col("program_id"),
-        "bytes": pl.when(device).then("bytes_accessed"),
+        "bytes": pl.when(device).then(pl.coalesce("bytes_accessed", "moved")),
     }
 
 

@@ -321,6 +321,8 @@ class CaptureSession:
         try:
             if self._other_profiler is not None:  # checked while `_tracing` is set: `on_profiler_start` waits for it
                 raise TpunbError(f"given up: {self._other_profiler} was profiling")
+            if (announce := getattr(self.source, "announce", None)) is not None:
+                announce(request.reason)
             response = self.source.window(request.seconds)
         except TpunbError as error:
             response = dict.fromkeys(self.source.facts().get("workers", [LOCAL]), error)

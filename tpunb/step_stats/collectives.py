@@ -51,7 +51,7 @@ def of_ops(profile: Profile, ops: pl.DataFrame, places: pl.DataFrame) -> pl.Data
         pl.col("start_ps").first(),
         dur_ps=(pl.col("start_ps") + pl.col("dur_ps")).max() - pl.col("start_ps").first(),
         groups=pl.col("groups").drop_nulls().first(),
-        **{fact: pl.col(fact).drop_nulls().first() for fact in ("bytes", "ranks")},
+        **{fact: pl.col(fact).drop_nulls().first() for fact in ("bytes", "ranks", "collective")},
     )
     return schema.check(
         _timed(_grouped(runs, profile.hardware["host"].n_unique() > 1)), schema.COLLECTIVES, "collectives"
@@ -61,11 +61,11 @@ def of_ops(profile: Profile, ops: pl.DataFrame, places: pl.DataFrame) -> pl.Data
 def _with_messages(rows: pl.DataFrame, profile: Profile) -> pl.DataFrame:
     """Add bytes, groups and the number of ranks of kernels of NCCL."""
     if profile.read_details is None or rows["hlo_op"].null_count() == 0:
-        return rows.with_columns(ranks=pl.lit(None, pl.Int64))
+        return rows.with_columns(ranks=pl.lit(None, pl.Int64), collective=pl.lit(None, pl.String))
     key = ["host", "plane", "start_ps"]
     sent = profile.messages.unique(["host", "device", "start_ps"]).select(
         pl.col("host").cast(schema.NAME),
-        *("start_ps", "groups", "bytes"),
+        *("start_ps", "groups", "bytes", "collective"),
         plane=pl.col("device").cast(schema.NAME),
         ranks="size",
     )
@@ -117,8 +117,9 @@ def _timed(runs: pl.DataFrame) -> pl.DataFrame:
         size=pl.coalesce("ranks", "size", pl.when(several).then(pl.len().over(instance).cast(pl.Int64))),
     )
     n, op = pl.col("size").cast(pl.Float64), pl.col("op")
-    kinds = {name: op_names.collective(name) for name in runs["op"].unique()}
-    kind = op.replace_strict(kinds, return_dtype=pl.String)
+    named = pl.coalesce("collective", "op")  # a kernel may run any of them
+    kinds = {name: op_names.collective(name) for name in runs.select(named.unique()).to_series()}
+    kind = named.replace_strict(kinds, return_dtype=pl.String)
     total = pl.col("bytes") * pl.when(op.str.starts_with("reduce-scatter")).then(pl.col("size")).otherwise(1)
     seconds = (pl.col("dur_ps") - pl.col("wait_ps").fill_null(0)) / 1e12
     factor = pl.when(kind == "allreduce").then(2 * (n - 1) / n).when(kind.is_in(_SHARED)).then((n - 1) / n)

@@ -22,7 +22,7 @@ from tpunb.frames.steps import NO_STEPS
 from tpunb.step_stats import boundaries, breakdown, launches, op_names
 from tpunb.step_stats.aggregate import total
 from tpunb.step_stats.collectives import collectives, of_ops
-from tpunb.step_stats.ops import assign, find, instructions, map_names, parts, place, scoped, split
+from tpunb.step_stats.ops import assign, find, instructions, map_names, parts, place, with_calls
 from tpunb.text import plural
 
 StepRule = Callable[[Profile], pl.DataFrame]
@@ -236,12 +236,13 @@ _NESTING = ["while", "conditional", "call"]  # categories whose work is that of 
 
 def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     """Return ``tpunb.schema.LAYERS``: one row per (host, step, side, framework op, program, instruction, kernel)."""
-    ops, places = place(find(scoped(profile.events)), intervals)
-    ops = assign(ops, places, launches.in_steps(profile.events, intervals))
+    ops, places = place(find(profile.events), intervals)
+    ops = with_calls(profile, assign(ops, places, launches.in_steps(profile.events, intervals)))
     steps = places.select("host", "step").unique().sort("host", "step").with_row_index("row")
     row = places.join(steps, on=["host", "step"], maintain_order="left")["row"]  # of each place, whose number is `at`
     kernel = pl.when(pl.col("plane").cat.starts_with("/device:GPU")).then("kernel")
-    names = ["side", "tf_op", "program", "hlo_op", "kernel", "op", "category"]
+    of_call = ["module", "part", "shape", "dtype"]
+    names = ["side", "tf_op", "program", "hlo_op", "kernel", "op", "category", *of_call]
     sums = [total(name) for name in ("total_ps", "self_ps", "flops", "bytes")]
     rows = ops.with_columns(row=row.gather(ops["at"]), kernel=kernel)
     rows = rows.group_by("row", *names).agg(pl.len().cast(pl.Int64).alias("count"), *sums).with_columns(runs="count")
@@ -255,23 +256,29 @@ def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     rows = rows.join(steps, on="row", maintain_order="left")
     described, key = instructions(profile, ops), ["host", "program", "hlo_op"]
     of_programs = {"fused": "tf_op", "kind": "category", "of_run": "flops", "bytes_of_run": "bytes_accessed"}
-    described = described.select(*key, "shape", "dtype", "source", "part", **of_programs)
-    rows = rows.join(described, on=key, how="left", nulls_equal=True, maintain_order="left")
-    rows = rows.with_columns(category=pl.coalesce("category", "kind"))
+    described = described.select(*key, *of_call[1:], "source", **of_programs)
+    rows = rows.join(described, on=key, how="left", nulls_equal=True, maintain_order="left", suffix="_of_program")
+    rows = rows.with_columns(
+        pl.coalesce("category", "kind"), *(pl.coalesce(name, f"{name}_of_program") for name in of_call[1:])
+    )
     nesting = pl.col("category").is_in(_NESTING).fill_null(value=False)
     runs, profiled = pl.when(~nesting).then("runs"), pl.col("flops").is_not_null()
     counted = (pl.col("of_run") * runs).is_not_null()
+    by_shape = pl.lit("shapes", pl.String)
     rows = rows.with_columns(
         flops=pl.coalesce("flops", pl.col("of_run") * runs),
         bytes=pl.coalesce("bytes", pl.col("bytes_of_run") * runs),
-        flops_source=pl.when(profiled).then(pl.lit("profiler")).when(counted).then(pl.lit("program")),
+        flops_source=pl.when(profiled & pl.col("shape").is_not_null() & pl.col("hlo_op").is_null())
+        .then(by_shape)
+        .when(profiled)
+        .then(pl.lit("profiler"))
+        .when(counted)
+        .then(pl.lit("program")),
     )
-    path = map_names(rows["tf_op"], lambda op: split(op)[0])
-    rows = rows.with_columns(path=path, framework_op=map_names(rows["tf_op"], lambda op: split(op)[1]))
-    framework = rows.select(pl.coalesce("fused", "framework_op")).to_series()
+    framework = rows.select(pl.coalesce("fused", "tf_op")).to_series()
     layer, part = map_names(framework, op_names.layer), map_names(framework, op_names.part, pl.String())
     rows = rows.with_columns(
-        layer=pl.coalesce("path", layer), part=pl.coalesce("part", part), tf_op=pl.coalesce("framework_op", "fused")
+        layer=pl.coalesce("module", layer), part=pl.coalesce("part", part), tf_op=pl.coalesce("tf_op", "fused")
     )
     return rows.select(*schema.LAYERS)
 

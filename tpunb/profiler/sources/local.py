@@ -137,6 +137,10 @@ class Local:
         self._jax_rests -= 1
         return frameworks[1]
 
+    def announce(self, reason: str) -> None:
+        """Say why the next window is requested."""
+        self._torch.announce(reason)
+
     def window(self, seconds: float) -> bytes:
         """Profile for `seconds`, once a framework is in use.
 

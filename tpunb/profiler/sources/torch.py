@@ -56,6 +56,7 @@ class Torch:
         self._stopped = threading.Event()
         self._tracing = False
         self._windows = 0
+        self._shapes = False
         self.between = BetweenSteps()
 
     def __repr__(self) -> str:
@@ -83,6 +84,10 @@ class Torch:
             devices = [f"/device:GPU:{n}" for n in range(torch.cuda.device_count())] or devices
         facts = {"framework": "torch", "framework_version": str(torch.__version__), "devices": devices}
         return facts | {"cpu": this_cpu()}
+
+    def announce(self, reason: str) -> None:
+        """Let the next window record the shapes of operands if it is the first, or the first of a phase."""
+        self._shapes = reason == "new phase" or not self._windows
 
     def window(self, seconds: float) -> bytes:
         """Profile for `seconds` and return the Chrome trace.
@@ -112,7 +117,8 @@ class Torch:
         config = profiler._ExperimentalConfig(profile_all_threads=True)
         with warnings.catch_warnings():  # of what the program did not ask for
             warnings.simplefilter("ignore")
-            session = profiler.profile(activities=activities, experimental_config=config)
+            shapes = self._shapes and self._has_cuda()  # the work of kernels follows from them
+            session = profiler.profile(activities=activities, record_shapes=shapes, experimental_config=config)
             # that of all threads must not begin or end while one computes (the comment on ``addGlobalCallback`` in
             # record_function.h): it ends the process, once in ten trainings
             self.between.call(session.start, self._stopped)

@@ -1,0 +1,277 @@
+"""What PyTorch launched each kernel of a trace for: its operator, modules, direction, shapes and work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
+
+from tpunb.io.torch_cost import HEAVY, Call, Cost, cost, described
+
+OPERATORS = frozenset(("cpu_op", "Operator"))
+WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"))
+_MODULE = "nn.Module: "
+_ENGINE = "autograd::engine::evaluate_function: "  # the engine runs the backward function of an operator
+_DERIVATIVE = re.compile(r"\w+Backward\d*")  # AddmmBackward0
+_UPDATE = "Optimizer.step"
+_CHECKPOINT = re.compile(r"torch/utils/checkpoint\.py\(\d+\): (recompute_fn|backward)$")
+_ON_HOST_LINK = re.compile(r"[HP]2D|D2[HP]|Host|Pageable|Pinned|HtoD|DtoH", re.IGNORECASE)
+_DEVICE_KINDS = ("kernel", "gpu_", "memcpy", "memset", "mtia_")
+_DEEPEST = 32  # modules within modules
+_MOST_TEXT = 400  # characters of the operators around another
+
+_Event = Mapping[str, Any]
+
+
+class Link(NamedTuple):
+    """What is known of one kernel."""
+
+    row: int
+    """Number of its event."""
+    operator: str
+    parents: str | None
+    """Operators around that, outermost first."""
+    module: str | None
+    part: str | None
+    shape: str | None
+    dtype: str | None
+    cost: Cost | None
+    """Its part of the work of the call, by time."""
+
+
+TEXTS = ("operator", "parents", "module", "part", "shape", "dtype")
+"""Fields of a link that describe its call."""
+
+
+class _Node:
+    """A span of a host thread: an operator, a module, an update, or a launch."""
+
+    __slots__ = (
+        *("around", "cost", "divided", "in_backward", "is_derivative", "module", "name", "op", "origin", "part"),
+        *("row", "sequence"),
+    )
+
+    def __init__(self, row: int, name: str, op: _Event | None, around: _Node | None) -> None:
+        self.row, self.name, self.op, self.around = row, name, op, around
+        self.module: str | None = around.module if around else None
+        self.part: str | None = around.part if around else None
+        self.in_backward: bool = around is not None and around.in_backward
+        self.cost: Cost | None = None
+        self.divided = False  # operators within have its work
+        self.origin: _Node | None = None  # operator whose backward function it is
+        number, thread = (op or {}).get("Sequence number"), (op or {}).get("Fwd thread id")
+        self.sequence = number if type(number) is int and number >= 0 else None
+        self.is_derivative = self.sequence is not None and type(thread) is int and thread > 0
+
+    def layer(self) -> str | None:
+        """Return the path of the modules around it, of a backward function those around its operator."""
+        each: _Node | None = self
+        while each is not None:
+            if each.origin is not None:
+                return each.origin.module
+            if each.op is None:
+                return each.module
+            each = each.around
+        return None
+
+
+def _args(span: _Event) -> _Event:
+    args = span.get("args")
+    return args if isinstance(args, dict) else {}
+
+
+def links(
+    spans: Sequence[_Event], starts: Sequence[int], durs: Sequence[int], owners: Sequence[str] | None = None
+) -> list[Link]:
+    """Return what is known of the kernels among events that a device ran; times are in picoseconds.
+
+    A kernel is of the operator around its launch, else of that with its external id. `owners` has the process of each
+    event where several launch work.
+    """
+    kernels = [row for row, span in enumerate(spans) if str(span.get("cat")).lower() in WORK]
+    if not kernels:
+        return []
+    tree = _Tree(spans, starts, durs, owners)
+    found = [(row, node) for row in kernels if (node := tree.operator(row)) is not None]
+    for _, node in found:
+        each: _Node | None = node
+        while each is not None and (each.cost is None or each.cost.kind not in HEAVY):
+            each = each.around
+        while each is not None and (each := each.around) is not None and not each.divided:
+            each.divided = True
+    calls = dict[int, list[tuple[int, _Node]]]()
+    for row, node in found:
+        calls.setdefault((worker := _worker(node)).row, []).append((row, worker))
+    return [
+        link
+        for kernels_of in calls.values()
+        for link in _linked(kernels_of, tree.module(kernels_of[0][1]), spans, durs)
+    ]
+
+
+def _worker(node: _Node) -> _Node:
+    """Return the innermost operator whose work is known, else the innermost."""
+    each: _Node | None = node
+    while each is not None and (each.cost is None or each.divided):
+        if each.cost is not None or each.name.startswith(_ENGINE):
+            return node
+        each = each.around
+    return each or node
+
+
+def _linked(
+    calls: Sequence[tuple[int, _Node]], module: str | None, spans: Sequence[_Event], durs: Sequence[int]
+) -> list[Link]:
+    """Return the kernels of one call, each with its part of the work, by time."""
+    node = calls[0][1]
+    shape, dtype = described(_call(node.name, node.op or {}))
+    parents, each = list[str](), node.around
+    while each is not None:
+        if each.op is not None and len(parents) < _DEEPEST:
+            parents.append(each.name)
+        each = each.around
+    text = " > ".join(reversed(parents))[-_MOST_TEXT:] or None
+    shares = dict[int, Cost]()
+    if node.cost is not None and not node.divided:
+        kind, *work = node.cost
+        times = {row: max(durs[row], 1) for row, _ in calls if not _is_transfer(spans[row])}
+        total, done = sum(times.values()), 0
+        for row, time in times.items():
+            begin, done = done, done + time
+            flops, size = (of and of * done // total - of * begin // total for of in work)
+            shares[row] = Cost(kind, flops or 0, size)
+    return [Link(row, node.name, text, module, node.part, shape, dtype, shares.get(row)) for row, _ in calls]
+
+
+def _is_transfer(span: _Event) -> bool:
+    """Return whether a copy is between a device and its host, which the memory of the device does not bound."""
+    return "memcpy" in str(span.get("cat")).lower() and _ON_HOST_LINK.search(str(span.get("name"))) is not None
+
+
+def _call(name: str, args: _Event) -> Call:
+    keys = (("Input Dims", "Input dims"), ("Input type",), ("Input Strides",), ("Concrete Inputs",))  # older, too
+    return Call(name, *(next((args[key] for key in names if isinstance(args.get(key), list)), []) for names in keys))
+
+
+class _Tree:
+    """The spans of host threads, each within another, and the launches among them."""
+
+    def __init__(
+        self, spans: Sequence[_Event], starts: Sequence[int], durs: Sequence[int], owners: Sequence[str] | None
+    ) -> None:
+        self._spans, self._owners = spans, owners
+        self._starts, self._durs = starts, durs
+        self._launched = dict[tuple[str | None, str, str], _Node | None]()
+        self._named = dict[tuple[str | None, str], _Node]()
+        self._costs = dict[str, Cost | None]()
+        self._forward = dict[tuple[str, int], list[_Node]]()  # operators by the number of their backward function
+        self._derived = list[tuple[str, _Node]]()
+        self._paths = dict[str, str]()  # of modules
+        self._frames = any(span.get("cat") == "python_function" for span in spans)
+        threads = dict[tuple[str, str], list[int]]()
+        for row, (span, owner) in enumerate(zip(spans, owners or repeat(None), strict=False)):
+            if _is_node(span) or _is_launch(span):
+                threads.setdefault((str(owner or span.get("pid")), str(span.get("tid"))), []).append(row)
+        for (process, _), rows in threads.items():
+            self._sweep(process, rows)
+        for process, node in self._derived:
+            begin = self._starts[node.row]
+            before = [op for op in self._forward.get((process, node.sequence or 0), ()) if self._begin(op) < begin]
+            node.origin = max(before, key=self._begin, default=None)
+
+    def _begin(self, node: _Node) -> int:
+        return self._starts[node.row]
+
+    def _sweep(self, process: str, rows: list[int]) -> None:
+        """Put the spans of one thread into the tree."""
+        rows.sort(key=lambda row: (self._starts[row], -self._durs[row]))
+        stack = list[tuple[int, _Node]]()
+        for row in rows:
+            begin, span = self._starts[row], self._spans[row]
+            while stack and stack[-1][0] <= begin:
+                stack.pop()
+            around, owner = stack[-1][1] if stack else None, None if self._owners is None else self._owners[row]
+            if not _is_node(span):
+                for id_ in _ids(span):
+                    self._launched.setdefault((owner, *id_), around)
+                continue
+            node = self._node(row, around)
+            if node.op is not None:
+                self._named.setdefault((owner, str(node.op.get("External id"))), node)
+                if node.is_derivative:
+                    self._derived.append((process, node))
+                elif node.sequence is not None:
+                    self._forward.setdefault((process, node.sequence), []).append(node)
+            end = begin + self._durs[row]
+            stack.append((min(end, stack[-1][0]) if stack else end, node))
+
+    def _node(self, row: int, around: _Node | None) -> _Node:
+        span = self._spans[row]
+        name = str(span.get("name") or "")
+        node = _Node(row, name, _args(span) if span.get("cat") in OPERATORS else None, around)
+        if node.op is not None:
+            if node.is_derivative or name.startswith(_ENGINE) or _DERIVATIVE.fullmatch(name):
+                node.part, node.in_backward = "backward", True
+            elif node.sequence is not None and node.in_backward and not self._frames:
+                # it keeps operands for a backward function: the forward pass runs again
+                node.part, node.in_backward = "recomputation", False
+            elif node.sequence is not None:
+                node.part = node.part or "forward"
+            node.cost = self._cost(_call(name, node.op))
+        elif name.startswith(_MODULE):
+            path = node.module.split("/") if node.module else []
+            path = [*path, name.removeprefix(_MODULE)][:_DEEPEST]
+            node.module = "/".join(path)
+            self._paths[path[-1]] = max(node.module, self._paths.get(path[-1], ""), key=len)
+            node.part = node.part or "forward"
+        elif name.startswith(_UPDATE):
+            node.part = "update"
+        else:
+            node.part, node.in_backward = "recomputation", False
+        return node
+
+    def _cost(self, call: Call) -> Cost | None:
+        key = f"{call.name} {call.dims} {call.types} {call.concrete} {call.strides}"
+        if key not in self._costs:
+            self._costs[key] = cost(call)
+        return self._costs[key]
+
+    def module(self, node: _Node) -> str | None:
+        """Return the path of the modules around a call; a forward pass that runs again begins within some."""
+        path = node.layer()
+        outermost, slash, rest = (path or "").partition("/")
+        return self._paths.get(outermost, outermost) + slash + rest or None
+
+    def operator(self, row: int) -> _Node | None:
+        """Return the operator that launched a kernel."""
+        span, owner = self._spans[row], None if self._owners is None else self._owners[row]
+        node = next((self._launched[key] for id_ in _ids(span) if (key := (owner, *id_)) in self._launched), None)
+        while node is not None and node.op is None:
+            node = node.around
+        args = _args(span)
+        return node or self._named.get((owner, str(args.get("external id", args.get("External id", "")))))
+
+
+def _is_node(span: _Event) -> bool:
+    """Return whether a span is an operator, a module, an update of the parameters, or the forward pass run again."""
+    category, name = span.get("cat"), str(span.get("name"))
+    if category == "python_function":
+        return name.startswith(_MODULE) or ("checkpoint.py" in name and _CHECKPOINT.search(name) is not None)
+    return category in OPERATORS or (name.startswith((_MODULE, _UPDATE)) and not _on_device(span))
+
+
+def _is_launch(span: _Event) -> bool:
+    """Return whether a span of the host launches work on a device."""
+    return span.get("cat") != "python_function" and not _on_device(span) and bool(_ids(span))
+
+
+def _on_device(span: _Event) -> bool:
+    return str(span.get("cat")).lower().startswith(_DEVICE_KINDS)
+
+
+def _ids(span: _Event) -> list[tuple[str, str]]:
+    """Return what a launch and its kernels share: a correlation id, where it was written, else an external id."""
+    args = _args(span)
+    ids = [("correlation", str(args[key])) for key in ("correlation_id", "correlation") if args.get(key)]
+    return ids or [("External id", str(args[key])) for key in ("External id",) if key in args]
