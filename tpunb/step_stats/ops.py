@@ -71,8 +71,8 @@ _CALL = ["host", "plane", "start_ps", "kernel"]
 def with_calls(profile: Profile, ops: pl.DataFrame) -> pl.DataFrame:
     """Add `module`, `part`, `shape` and `dtype` of PyTorch's call behind each kernel."""
     columns = {name: schema.CALLS[name] for name in ("module", "part", "shape", "dtype")}
-    known = profile.read_details is not None and ops["tf_op"].unique().cast(pl.String).str.contains("::").any()
-    calls = profile.calls if known else pl.DataFrame(schema=schema.CALLS)
+    has_calls = profile.read_details is not None and ops["tf_op"].unique().cast(pl.String).str.contains("::").any()
+    calls = profile.calls if has_calls else pl.DataFrame(schema=schema.CALLS)
     calls = calls.rename({"device": "plane"}).with_columns(pl.col(_CALL[:2]).cast(schema.NAME)).unique(_CALL)
     return ops.join(calls.select(*_CALL, *columns), on=_CALL, how="left", maintain_order="left")
 
