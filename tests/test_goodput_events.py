@@ -43,6 +43,14 @@ def test_a_disk_that_cannot_be_written_is_a_warning(tmp_path):
         GoodputRecorder(tmp_path).record_job_start_time()
 
 
+def test_a_number_that_is_none_is_a_warning(tmp_path):
+    recorder = GoodputRecorder(tmp_path / "a.jsonl")
+    with pytest.warns(UserWarning, match="step_start_time was not written: TypeError"):
+        recorder.record_step_start_time([3])
+    recorder.record_step_start_time(4)
+    assert "4" in (tmp_path / "a.jsonl").read_text()
+
+
 def test_arguments_by_name_and_place_are_one_event(tmp_path):
     recorder = GoodputRecorder(tmp_path / "a.jsonl", "mine")
     recorder.record_custom_badput_event_start_time(BEGIN, "sdc")

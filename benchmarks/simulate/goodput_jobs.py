@@ -64,7 +64,7 @@ class Job:
                 self.during(names[part], seconds)
 
     def steps(self, first: int = 0, last: int = STEPS, more: float = 0.0, slow: tuple[int, ...] = ()) -> None:
-        """Take steps, the first of them longer by `more`, and the slow ones by half a minute."""
+        """Take steps: the first takes `more` seconds longer, each slow one 30 s."""
         for step in range(first, last):
             self.record("step_start_time", step)
             self.now += STEP + more * (step == first) + 30.0 * (step in slow)

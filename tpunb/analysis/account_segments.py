@@ -17,8 +17,7 @@ from tpunb import schema
 from tpunb.frames.exclusive_time import clock_measures_input, covered, deviates, input_wait, phase_medians, stall_places
 from tpunb.frames.op_matrix import Ints, factorize
 
-_FIRST = dict.fromkeys(["fit", "other"], 0) | dict.fromkeys(["tuning", "resuming"], 2)
-"""The rank of a span that begins later or earlier than others."""
+_FIRST = {"fit": 0, "other": 0, "tuning": 2, "resuming": 2}  # the rank of a span that begins later or earlier
 _BESIDE = ["profiler", "garbage collection"]  # beside the training, or within a step
 _GC = "garbage collection"  # a reason of step time deviation
 _PARTS = ("data loading", "productive", "program startup", "profiler", _GC, "step time deviation", "callbacks")

@@ -359,21 +359,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     }
     if failure_every_h is not None and saves:
         row["save_best_ps"] = math.sqrt(2 * taken["saving"] / saves * failure_every_h * 3.6e15)
-    texts = [
-        "callback",
-        "retraced",
-        "reason",
-        "changed",
-        "models",
-        "data",
-        "saves",
-        "eager",
-        "debug",
-        "framework",
-        "waits",
-        "evaluates",
-    ]
-    return pl.DataFrame([row], schema={name: pl.String() if name in texts else pl.Float64() for name in row})
+    return pl.DataFrame([row], schema={name: pl.String() if name in _TEXTS else pl.Float64() for name in row})
 
 
 def _waits(places: pl.DataFrame) -> str | None:

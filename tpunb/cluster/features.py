@@ -19,10 +19,10 @@ import numpy as np
 import polars as pl
 
 from tpunb.cluster.limits import LIMITS
-from tpunb.cluster.recorded import Bools, incidental, launches, patterns, piped
+from tpunb.cluster.recorded import incidental, launches, patterns, piped
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
-from tpunb.frames.op_matrix import Floats, Ints, OpMatrix, op_matrix
+from tpunb.frames.op_matrix import Bools, Floats, Ints, OpMatrix, op_matrix
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

@@ -19,17 +19,14 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from tpunb.cluster.limits import LIMITS
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
-from tpunb.frames.op_matrix import Floats, Ints, OpMatrix, op_matrix
+from tpunb.frames.op_matrix import Bools, Floats, Ints, OpMatrix, op_matrix
 from tpunb.step_stats import op_names
 
 _ROWS = 2**20  # of the table of operations, for medians
-
-Bools = NDArray[np.bool_]
 
 
 @memoised

@@ -90,12 +90,12 @@ class GoodputRecorder:
         given = [value for value in (*values, *named.values()) if value is not None]
         time = next((value for value in given if isinstance(value, datetime)), datetime.now(UTC))
         value = next((value for value in given if value is not time), "unknown")
-        facts = {} if fact is None else {fact: value if isinstance(value, str) else int(value)}  # type: ignore[call-overload]
         try:
+            facts = {} if fact is None else {fact: value if isinstance(value, str) else int(value)}  # type: ignore[call-overload]
             if self._path is not None:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"job_name": self.job_name, **facts, event: time.timestamp()}) + "\n")
-        except OSError as error:  # which must not end the training
+        except (OSError, TypeError, ValueError) as error:  # which must not end the training
             warnings.warn(f"{self._path}: {event} was not written: {format_error(error)}", stacklevel=2)
 
     def record_checkpoint_progress(self, step: int, checkpoint_start_time: datetime) -> None:
