@@ -17,7 +17,7 @@ from tpunb import schema
 from tpunb.frames.exclusive_time import clock_measures_input, covered, deviates, input_wait, phase_medians, stall_places
 from tpunb.frames.op_matrix import Ints, factorize
 
-_FIRST = {"fit": 0, "other": 0, "tuning": 2, "resuming": 2}  # the rank of a span that begins later or earlier
+_OUTER, _INNER = ["fit", "other"], ["tuning", "resuming"]  # of spans that begin together
 _BESIDE = ["profiler", "garbage collection"]  # beside the training, or within a step
 _GC = "garbage collection"  # a reason of step time deviation
 _PARTS = ("data loading", "productive", "program startup", "profiler", _GC, "step time deviation", "callbacks")
@@ -117,7 +117,11 @@ def _sorted_spans(run: HostRun) -> pl.DataFrame:
     spans = run.spans.filter(~beside).with_columns(
         start_ps=pl.col("start_ps").clip(low, high),
         end_ps=(pl.col("start_ps") + pl.col("dur_ps")).clip(low, high),
-        rank=pl.col("account").replace_strict(_FIRST, default=1, return_dtype=pl.Int8),
+        rank=pl.when(pl.col("account").is_in(_OUTER))
+        .then(0)
+        .when(pl.col("account").is_in(_INNER))
+        .then(2)
+        .otherwise(1),
     )
     spans = spans.filter(pl.col("end_ps") > pl.col("start_ps"))
     evaluations = spans.filter(account="evaluation").sort("start_ps")
