@@ -11,7 +11,8 @@ from optional import lazy
 from stand_in import StandIn
 
 import tpunb as tp
-from tpunb.profiler import step_clock
+from tpunb.profiler import loop, step_clock
+from tpunb.profiler.steps import calls, optimizers
 
 keras, tf = lazy("keras"), lazy("tensorflow")
 ROWS = np.ones((8, 4), "float32")
@@ -36,7 +37,8 @@ class SimulatedClock:
 def clock(monkeypatch):
     clock = SimulatedClock()
     monkeypatch.setattr(time, "time_ns", clock)
-    monkeypatch.setattr(step_clock, "time_ns", clock)
+    for module in (step_clock, loop, calls, optimizers):
+        monkeypatch.setattr(module, "time_ns", clock)
     return clock
 
 
