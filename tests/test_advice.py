@@ -449,6 +449,7 @@ OF_RUN = {
         {},
         8,
     ),
+    "ended iterators": ([(41 + 5 * i, 2, "data loading", "end of the data") for i in range(4)], {}, 8),
     "restarted workers": ([(41 + 5 * i, 2, "data loading", "start of workers") for i in range(4)], {}, 6),
     "program code": ([], {}, 16),
     "garbage collection": ([(10, 20, "garbage collection", "generation 2")], {}, 20),
@@ -487,6 +488,8 @@ def with_facts(rule, phases):
         )
     if rule == "eager steps":
         return replace(phases, steps=replace(phases.steps, metadata={"eager": "Keras"}))
+    if rule == "ended iterators":
+        return replace(phases, steps=replace(phases.steps, metadata={"data": "tf.data"}))
     if rule == "debugging":
         return replace(phases, steps=replace(phases.steps, metadata={"debug": "torch.autograd.set_detect_anomaly"}))
     if rule == "growing memory":

@@ -366,7 +366,7 @@ CALL_RULES = (
 )
 """Rules for calls of PyTorch's operators with their shapes: metrics of `tpunb.analysis.calls`, of one phase each."""
 
-_waiting = pl.col("loading") - pl.col("anew") - pl.col("restarting")
+_waiting = pl.col("loading") - pl.col("anew") - pl.col("ending") - pl.col("restarting")
 _every, _best = pl.col("save_every_ps"), pl.col("save_best_ps")
 _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, https://doi.org/10.1145/361147.361115"
 
@@ -388,6 +388,16 @@ ACCOUNT_RULES = (
         sentence="At the end of each epoch Keras makes the iterator of its data anew, which takes {anew} of wall time",
         action="repeat the data and give their length (data.repeat(), steps_per_epoch=): the iterator is kept then",
         source="https://keras.io/api/models/model_training_apis: fit, steps_per_epoch; 5 % is ours",
+        account="data loading",
+    ),
+    Rule(
+        "ended iterators",
+        when=pl.col("ending") > 0.05,
+        saves=pl.col("ending"),
+        sentence="Iterators of tf.data that end wait for the thread of its autotuning, which takes {ending} of wall "
+        "time",
+        action="iterate once over data.repeat(epochs); or switch autotuning off (options.autotune.enabled = False)",
+        source="stacks of threads: RootDataset::Iterator waits for Model::OptimizeLoop (TensorFlow 2.21); 5 % is ours",
         account="data loading",
     ),
     Rule(

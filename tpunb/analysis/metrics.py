@@ -293,19 +293,19 @@ def _top_ops(ops: pl.DataFrame) -> pl.DataFrame:
 def account_metrics(phases: Phases, failure_every_h: float | None = None, run: Goodput | None = None) -> pl.DataFrame:
     """Return one row of metrics of the whole run, none without a record of its wall time; null if unknown.
 
-    ``wall_ps``; of each account by its ``metric`` in ``tpunb.schema.ACCOUNTS``, of ``retracing`` (tracing and compiling
-    a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three models or more,
-    but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew`` (iterators of Keras),
-    ``restarting`` (workers of a DataLoader, after its first pass), ``importing`` (modules, by samples of preparation)
-    and ``stepping`` (steps without waits) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``;
-    ``growth`` of memory in bytes an hour, if steady, to ``memory`` in
-    bytes; ``eager``, what runs steps operation by operation; ``debug``, what checks each operation; ``data``, the kind
-    of the data; ``waits``, "thread" if code waits for one; ``evaluates``, "predict" if that takes most; ``saves``,
-    "background" if Orbax does not hold up the training for them; ``callback`` and
-    ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``:
-    function, value or shape; ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a
-    known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves;
-    ``save_best_ps``, the interval of least loss by Young.
+    ``wall_ps``; of each account by its ``metric`` in ``tpunb.schema.ACCOUNTS``, of ``retracing`` (tracing and
+    compiling a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three models
+    or more, but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew`` (iterators of
+    Keras), ``ending`` (iterators of tf.data), ``restarting`` (workers of a DataLoader, after its first pass),
+    ``importing`` (modules, by samples of preparation) and ``stepping`` (steps without waits) the share of wall time,
+    0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in
+    bytes; ``eager``, what runs steps operation by operation; ``debug``, what checks each operation; ``data``, the
+    kind of the data; ``waits``, "thread" if code waits for one; ``evaluates``, "predict" if that takes most;
+    ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and ``retraced``, what took
+    most of it, with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``: function, value or shape;
+    ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a known time between failures;
+    ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the interval of
+    least loss by Young.
 
     Parameters
     ----------
@@ -327,9 +327,13 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken |= {"retracing": min(retracing_ps, taken["startup"]), "rebuilding": min(rebuilding_ps, taken["startup"])}
     taken["first"] = taken["startup"] - max(taken["retracing"], taken["rebuilding"])
     collecting = run.frame.filter(account="step time deviation", detail="garbage collection")
-    anew = run.frame.filter(account="data loading", detail="a new iterator at the end of an epoch")
-    taken["anew"] = int(anew["time_ps"].sum()) // run.hosts
-    taken["restarting"] = min(_restarting_ps(phases.steps) // run.hosts, taken["loading"] - taken["anew"])
+    for name, detail in (("anew", "a new iterator at the end of an epoch"), ("ending", "end of the data")):
+        spent = run.frame.filter(account="data loading", detail=detail)
+        taken[name] = int(spent["time_ps"].sum()) // run.hosts
+    if not (traits(phases.steps)["data"] or "").endswith("tf.data"):
+        taken["ending"] = 0  # of other data
+    known_ps = taken["anew"] + taken["ending"]
+    taken["restarting"] = min(_restarting_ps(phases.steps) // run.hosts, taken["loading"] - known_ps)
     imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(_IMPORTS))
     taken["importing"] = round(taken["preparation"] * imports["share"].sum())
     taken["stepping"] = taken["productive"] + taken["idle"] + times.get("step time deviation", 0)

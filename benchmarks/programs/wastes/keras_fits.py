@@ -277,7 +277,7 @@ def tensorflow_healthy(run: Any, repaired: bool) -> None:
 
     step = tf.function(train_step(model_of(6, 512)))
     data = tf.data.Dataset.from_tensor_slices(rows(256 * 100)).cache().batch(256).prefetch(tf.data.AUTOTUNE)
-    for _ in range(5):
-        for x in run.batches(data):
-            loss = step(x)
-        print("loss", float(loss))
+    for number, x in enumerate(run.batches(data.repeat(5))):  # one iterator: to end one may wait for autotuning
+        loss = step(x)
+        if number % 100 == 99:
+            print("loss", float(loss))
