@@ -332,8 +332,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         taken[name] = int(spent["time_ps"].sum()) // run.hosts
     if not (traits(phases.steps)["data"] or "").endswith("tf.data"):
         taken["ending"] = 0  # of other data
-    known_ps = taken["anew"] + taken["ending"]
-    taken["restarting"] = min(_restarting_ps(phases.steps) // run.hosts, taken["loading"] - known_ps)
+    iterators_ps = taken["anew"] + taken["ending"]
+    taken["restarting"] = min(_restarting_ps(phases.steps) // run.hosts, taken["loading"] - iterators_ps)
     imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(_IMPORTS))
     taken["importing"] = round(taken["preparation"] * imports["share"].sum())
     taken["stepping"] = taken["productive"] + taken["idle"] + times.get("step time deviation", 0)
