@@ -12,7 +12,7 @@ from tpunb.profiler import loop as loop_module
 from tpunb.profiler import step_clock
 from tpunb.profiler.loop import Loop
 from tpunb.profiler.step_clock import StepClock
-from tpunb.profiler.steps import optimizers
+from tpunb.profiler.steps import fetches, optimizers
 
 
 class Program:
@@ -249,6 +249,29 @@ def test_functions_of_the_library_begin_no_step(program):
         program.call("update")
     program.fetch("data", over=True)
     assert program.kinds() == {"train": 20}
+
+
+def test_the_end_of_an_iterator_that_waits_for_its_threads_is_data_loading(program, monkeypatch):
+    class Resource:
+        def __del__(self):
+            program._spend(500)
+
+    class Batches:
+        def __init__(self):
+            self.resource = Resource()
+
+        def __next__(self):
+            return 0
+
+    monkeypatch.setattr(fetches, "time_ns", program)
+    program.clock.adopt()
+    batches = Batches()
+    following = fetches._ending(program.loop, Batches.__next__)
+    assert [following(batches), following(batches)] == [0, 0]
+    del batches
+    (spent,) = program.clock.take_spans()
+    assert (spent.account, spent.detail) == ("data loading", "end of the data")
+    assert (spent.end_ns - spent.start_ns) // 1_000_000 == 500
 
 
 @pytest.mark.xfail(reason="the first function that is called again is taken for the training", strict=True)

@@ -507,6 +507,25 @@ def test_without_source_the_next_inner_function_is_named(tmp_path, library):
         assert place(thread, None, "gone.py:2 in wait ← until") == "gone.py:2 in wait ← until"
 
 
+def test_the_function_that_is_called_is_named_not_a_patch_around_it(tmp_path):
+    installed = """def first(done):
+    done.wait()
+
+def second(done):
+    done.wait()
+
+def patched(done):
+    __tracebackhide__ = True
+    first(done)
+"""
+    library = imported(tmp_path / "site-packages" / "calls.py", installed, "calls")
+    gone = imported(tmp_path / "gone.py", "def wait(call, done):\n    call(done)", "gone")
+    (tmp_path / "gone.py").unlink()
+    for call, name in ((library.patched, "first"), (library.second, "second")):
+        with running(gone.wait, call, threading.Event()) as thread:
+            assert place(thread, None, f"gone.py:2 in wait ← {name}") == f"gone.py:2 in wait ← {name}"
+
+
 def test_an_import_is_named(tmp_path, program, monkeypatch, own_name):
     installed = tmp_path / "site-packages"
     installed.mkdir()

@@ -66,8 +66,8 @@ _IMPORT = re.compile(r"\s*(?:import|from)\s+([\w.]+)")
 
 
 _reading = threading.Lock()
-_texts: dict[tuple[int, int], tuple[CodeType, str]] = {}
-"""Places by instruction; they hold its code, so that no other has its address."""
+_texts: dict[tuple[int, int, str | None], tuple[CodeType, str]] = {}
+"""Places by instruction and inner function; they hold its code, so that no other has its address."""
 
 
 def stacks() -> dict[int, FrameType]:
@@ -408,13 +408,14 @@ def _innermost(frames: Iterator[FrameType]) -> tuple[str | None, str | None]:
     for frame in frames:
         code = frame.f_code
         if _is_user_code(code.co_filename) or (_GENERATED in code.co_filename and _origin(code, frame.f_lineno or 0)):
-            key = id(code), frame.f_lasti
+            key = id(code), frame.f_lasti, inner
             if (kept := _texts.get(key)) is None:
                 if len(_texts) >= _SPOTS:
                     _texts.clear()
                 kept = _texts[key] = code, _text(code, key[1], inner)
             return kept[1], inner
-        inner = code.co_name
+        if "__tracebackhide__" not in code.co_varnames:  # a patch of ours around the function that was called
+            inner = code.co_name
     return None, inner
 
 

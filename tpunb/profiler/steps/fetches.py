@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack
 from functools import wraps
+from time import time_ns
 from typing import Any
 
 from tpunb.profiler.loop import Loop
+from tpunb.signals import Spent
 from tpunb.training.patching import replaced
 
 
@@ -83,10 +86,39 @@ def _subclasses(kind: Any) -> Iterator[Any]:
         yield from _subclasses(each)
 
 
+class _End:
+    """What an iterator frees last: the time since it began to be freed is that of its end."""
+
+    def __init__(self, loop: Loop, iterator: object) -> None:
+        self._loop, self._begun_ns = loop, 0
+        self._begins = weakref.ref(iterator, self._begin)
+
+    def _begin(self, _: object) -> None:
+        self._begun_ns = time_ns()
+
+    def __del__(self) -> None:
+        if self._begun_ns and self._loop.is_training():
+            self._loop.clock.on_spent(Spent("data loading", "end of the data", self._begun_ns, time_ns()))
+
+
+def _ending(loop: Loop, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method of an iterator that returns the next batch so that the time of its end is recorded."""
+
+    @wraps(original)
+    def following(self: Any, *args: Any) -> Any:
+        __tracebackhide__ = True
+        if "_tpunb_end" not in vars(self):
+            vars(self)["_tpunb_end"] = _End(loop, self)
+        return original(self, *args)
+
+    return following
+
+
 def _tensorflow(loop: Loop, stack: ExitStack) -> None:
     data = sys.modules.get("tensorflow.python.data.ops.iterator_ops")
     if (kind := getattr(data, "OwnedIterator", None)) is not None:
         _patch(loop, stack, kind, "tf.data")
+        stack.enter_context(replaced(kind, "__next__", _ending(loop, vars(kind)["__next__"])))
     data = sys.modules.get("tensorflow.python.data.ops.dataset_ops")
     for name in ("NumpyIterator", "_NumpyIterator"):
         if isinstance(kind := getattr(data, name, None), type):
