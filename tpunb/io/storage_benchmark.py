@@ -2,13 +2,14 @@
 
 Each has the time of every step in seconds: ``load`` until the batch is there, ``compute`` in an emulated accelerator,
 ``proc`` from the begin of the first to the end of the second. Then all processes wait for the last one at a barrier.
-``per_epoch_stats.json`` beside them has the wall time of the epochs.
+``per_epoch_stats.json`` beside them has the wall time of the epochs, ``summary.json`` the number of processes. In
+evaluations no process waits for others. After a checkpoint DLIO loses the time to load the first batch.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -26,20 +27,23 @@ from tpunb.text import plural
 
 ENDING = "_output.json"
 """Ending of the names of these files."""
-EPOCHS = "per_epoch_stats.json"
-"""Name of the file with the wall time of epochs."""
+EPOCHS, SUMMARY = "per_epoch_stats.json", "summary.json"
+"""Names of the files with the wall time of epochs, and the number of processes."""
 
 _TIMES = {"load": "input_ps", "proc": "proc_ps", "compute": "device_ps"}
 _MOST_S = 10**5  # of an epoch: sums of many fit Int64
+_DIGITS = 5  # most of the number of a process
 _DEVICE = "/device:accelerator:0"
 _BLOCK = ["epoch", "block"]
+_EVALUATES = pl.col("block").str.starts_with("eval")
 
 
-def profile(files: Mapping[str, bytes], epochs: bytes | None, name: str, source: Path | str) -> Profile:
+def profile(files: Mapping[str, bytes], beside: Mapping[str, bytes], name: str, source: Path | str) -> Profile:
     """Return the profile of some processes, by file name: a host each, with its steps in all epochs.
 
-    Steps of an epoch are one after the other, each until the slowest process ends, since all wait at a barrier;
-    what the epoch takes longer follows its last step. Damaged files are skipped. Raises BadProfile if all are.
+    `beside` has `EPOCHS` and `SUMMARY`, as far as they exist. Steps of an epoch are one after the other, each until the
+    slowest process ends, since all wait at a barrier; what the epoch takes longer follows its last step. Damaged files
+    are skipped. Raises BadProfile if all are.
     """
     frames, skipped = list[pl.DataFrame](), list[tuple[str, str]]()
     for file in sorted(files, key=lambda file: (len(file), file)):
@@ -49,11 +53,12 @@ def profile(files: Mapping[str, bytes], epochs: bytes | None, name: str, source:
             skipped.append((file, str(error).removeprefix(f"{file}: ")))
     if not frames:
         raise BadProfile(f"{source}: {skipped[0][0]}: {skipped[0][1]}", hint="load the folder of one run of DLIO")
-    numbered = [f"{rank}{ENDING}" for rank in range(len(files))] if f"0{ENDING}" in files else []
-    skipped += [(file, "no file of this process") for file in numbered if file not in files]
     rows = pl.concat(frames)
-    walls = _walls({} if epochs is None else _parsed(epochs, EPOCHS), rows)
+    walls = _walls(_parsed(beside[EPOCHS], EPOCHS) if EPOCHS in beside else {}, rows)
     notes = [] if len(walls) else [f"no wall time of all epochs in {EPOCHS}: utilisation is unknown"]
+    absent, more = _absent(files, beside)
+    skipped += absent
+    notes += more
     counts = rows.group_by("host", maintain_order=True).len()
     short = counts.filter(pl.col("len") < pl.col("len").max())["host"].to_list()
     notes += [f"{plural(len(short), 'rank')} with fewer steps than others: {', '.join(short[:8])}"] if short else []
@@ -89,6 +94,18 @@ def _parsed(data: bytes, file: str) -> Mapping[str, Any]:
     return top
 
 
+def _absent(files: Iterable[str], beside: Mapping[str, bytes]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the processes without a file, and a note if there are files of more processes than the run had."""
+    ranks = {int(rank) for file in files if (rank := file.removesuffix(ENDING)).isdecimal() and len(rank) <= _DIGITS}
+    size, last = None, max(ranks, default=-1)
+    with suppress(BadProfile):
+        size = _parsed(beside.get(SUMMARY, b""), SUMMARY).get("num_accelerators")
+    if not isinstance(size, int) or not 0 < size < 10**_DIGITS:
+        size = last + 1 if 0 in ranks else 0
+    notes = [f"{last}{ENDING} is of another run: {SUMMARY} has {size} processes"] if last >= size > 0 else []
+    return [(f"{rank}{ENDING}", "no file of this process") for rank in range(size) if rank not in ranks], notes
+
+
 def _steps_of(top: Mapping[str, Any], file: str) -> pl.DataFrame:
     """Return host, epoch, block, place in the block, and times in picoseconds, of the steps of one process."""
     host = "rank" + file.removesuffix(ENDING) + "@" + (text(top.get("hostname")) or "unknown")
@@ -97,14 +114,17 @@ def _steps_of(top: Mapping[str, Any], file: str) -> pl.DataFrame:
         lists = [as_object(as_object(top[epoch]).get(name)) for name in _TIMES]
         for block in lists[1]:
             try:
-                times = np.array([each.get(block) for each in lists], float)
+                load, *others = (np.array(each.get(block), float) for each in lists)
+                lost = block != "block1" and len(load) == len(others[0]) - 1
+                times = np.array([np.append([0.0] * lost, load), *others])
             except (TypeError, ValueError) as error:
                 raise BadProfile(f"{file}: epoch {epoch}, {block}: load, proc and compute do not match") from error
             if times.ndim != 2 or not (times >= 0).all() or times.sum() > _MOST_S:
                 raise BadProfile(f"{file}: epoch {epoch}, {block}: a time is no number from 0 to {_MOST_S} s")
             columns = dict(zip(_TIMES.values(), np.rint(times * 1e12).astype(np.int64), strict=True))
             place = {"host": pl.lit(host), "epoch": pl.lit(int(epoch)), "block": pl.lit(block)}
-            frames.append(pl.DataFrame(columns).with_row_index("at").with_columns(**place))
+            waited = pl.when((pl.col("at") > 0) | (not lost)).then("input_ps")
+            frames.append(pl.DataFrame(columns).with_row_index("at").with_columns(input_ps=waited, **place))
     if not frames:
         raise BadProfile(f"{file}: no epoch with load, proc and compute times", hint="it is written by DLIO")
     return pl.concat(frames)
@@ -126,15 +146,21 @@ def _walls(stats: Mapping[str, Any], rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _placed(rows: pl.DataFrame, walls: pl.DataFrame) -> pl.DataFrame:
-    """Return rows with the number of the step, its start and its duration up to the barrier."""
-    rows = rows.with_columns(dur_ps=pl.col("proc_ps").max().over(*_BLOCK, "at"))
-    steps = rows.unique([*_BLOCK, "at"], maintain_order=True).select(*_BLOCK, "at", "dur_ps")
-    steps = steps.join(walls, on=_BLOCK, how="left", maintain_order="left")
+    """Return rows with the number of the step, its start and its duration, up to the barrier if there is one."""
+    dur, proc, place = pl.col("dur_ps"), pl.col("proc_ps"), [*_BLOCK, "at"]
+    rows = rows.with_columns(dur_ps=proc.max().over(place))
+    before = pl.when(pl.col("input_ps").is_null()).then(proc - pl.col("device_ps")).max().over(place)  # its block began
+    steps = rows.with_columns(before_ps=before.fill_null(0)).unique(place, maintain_order=True)
+    steps = steps.select(*place, "dur_ps", "before_ps").join(walls, on=_BLOCK, how="left", maintain_order="left")
     steps = steps.sort("epoch", "begin_ps", pl.int_range(pl.len()).min().over(_BLOCK), "at")
-    dur = pl.col("dur_ps")
-    alone = dur.cum_sum().over(_BLOCK) - dur + pl.col("begin_ps")
-    steps = steps.with_row_index("step").with_columns(start_ps=alone if len(walls) else dur.cum_sum() - dur)
-    return rows.join(steps.select(*_BLOCK, "at", "step", "start_ps"), on=[*_BLOCK, "at"], maintain_order="left")
+    in_block = (dur.cum_sum() - pl.col("before_ps").first()).over(_BLOCK) - dur + pl.col("begin_ps")
+    steps = steps.with_row_index("step").with_columns(start_ps=in_block if len(walls) else dur.cum_sum() - dur)
+    rows = rows.join(steps.select(*place, "step", "start_ps"), on=place, maintain_order="left")
+    start = (pl.col("start_ps").first() + proc.cum_sum()).over("host", *_BLOCK) - proc
+    return rows.with_columns(
+        start_ps=pl.when(_EVALUATES).then(start).otherwise("start_ps"),
+        dur_ps=pl.when(_EVALUATES).then(proc).otherwise(dur),
+    )
 
 
 def _spans(walls: pl.DataFrame, hosts: pl.Series) -> pl.DataFrame:
@@ -157,7 +183,7 @@ def _spans(walls: pl.DataFrame, hosts: pl.Series) -> pl.DataFrame:
 def _steps(rows: pl.DataFrame, **facts: Any) -> Steps:
     wait = pl.col("dur_ps") - pl.col("proc_ps")
     frame = rows.with_columns(
-        kind=pl.when(pl.col("block").str.starts_with("eval")).then(pl.lit("eval")).otherwise(pl.lit("train")),
+        kind=pl.when(_EVALUATES).then(pl.lit("eval")).otherwise(pl.lit("train")),
         traced=pl.lit("full"),
         rule=pl.lit("annotation"),
         collective_ps=wait,
@@ -170,15 +196,15 @@ def _steps(rows: pl.DataFrame, **facts: Any) -> Steps:
         "compute": ("device", "device_ps", None),
         "barrier": ("device", "collective_ps", "all-reduce"),
     }
+    trained = frame.filter(kind="train")
     parts = [
-        frame.select("host", "step", op=pl.lit(op), side=pl.lit(side), category=pl.lit(category, pl.String),
-                     count=1, total_ps=time, self_ps=time)
+        (frame if category is None else trained).drop_nulls(time).select(
+            "host", "step", op=pl.lit(op), side=pl.lit(side), category=pl.lit(category, pl.String),
+            count=1, total_ps=time, self_ps=time)
         for op, (side, time, category) in ops.items()
     ]  # fmt: skip
     start = pl.col("start_ps") + pl.col("proc_ps")
     names = {"device": pl.lit(_DEVICE), "op": pl.lit("barrier"), "name": pl.lit("barrier"), "instance": pl.lit(1)}
-    barriers = pl.concat(
-        [pl.DataFrame(schema=schema.COLLECTIVES), frame.select("host", "step", start_ps=start, dur_ps=wait, **names)],
-        how="diagonal_relaxed",
-    )
+    waits = trained.select("host", "step", start_ps=start, dur_ps=wait, **names)
+    barriers = pl.concat([pl.DataFrame(schema=schema.COLLECTIVES), waits], how="diagonal_relaxed")
     return Steps(frame, pl.concat(parts), read_collectives=lambda: barriers, **facts)
