@@ -91,8 +91,11 @@ def test_a_process_that_is_slow_to_load_is_named(tmp_path):
     ]
 
 
-def test_without_wall_times_steps_are_known_and_utilisation_is_not(tmp_path):
+@pytest.mark.parametrize("stats", [None, "{"])
+def test_without_wall_times_steps_are_known_and_utilisation_is_not(tmp_path, stats):
     folder = saved(tmp_path, dict(enumerate(map(output, LOADS))), stats=None)
+    if stats is not None:
+        (folder / "per_epoch_stats.json").write_text(stats)
     with pytest.warns(UserWarning, match=r"no wall time of all epochs in per_epoch_stats\.json"):
         steps = tp.steps(folder)
     assert seconds(steps.frame.head(4).tail(1), "start") == [(5.5,)]
@@ -127,6 +130,7 @@ def test_a_missing_process_and_one_that_ends_early_are_noted(tmp_path):
     assert profile.skipped == (("1_output.json", "no file of this process"),)
     assert profile.notes == ("1 rank with fewer steps than others: rank2@node",)
     assert len(tp.steps(profile).frame) == 6 + 4
+    assert tp.analysis.accelerator_utilisation(profile)["utilisation"].is_null().to_list() == [False] * 2 + [True] * 2
     assert "1 lost" in str(tp.hosts(profile))
 
 

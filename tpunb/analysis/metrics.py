@@ -512,6 +512,7 @@ def accelerator_utilisation(run: Run) -> pl.DataFrame:
 
     It is the computation as a share of the wall time of the epoch, both without the first step [1]_. The official
     figure of an epoch is the mean over processes; of one with checkpoints, that of its parts, weighted by their steps.
+    It is null for a process that lacks steps of the epoch.
     Evaluations are left out: only process 0 records their wall time, and no other waits for it.
 
     Parameters
@@ -556,7 +557,8 @@ def accelerator_utilisation(run: Run) -> pl.DataFrame:
         unrecorded_ps=(pl.col("begin_ps") + pl.col("epoch_ps")).first() - pl.col("end_ps").max(),
         **{f"{name}_ps": pl.col(f"{column}_ps").slice(1).sum() for name, column in others.items()},
     )
-    sums = sums.with_columns(utilisation=pl.col("compute_ps") / (dur - pl.col("first_ps")))
+    whole = pl.col("steps") == pl.col("steps").max().over("epoch")
+    sums = sums.with_columns(utilisation=pl.when(whole).then(pl.col("compute_ps") / (dur - pl.col("first_ps"))))
     return check(sums, UTILISATION, "utilisation")
 
 

@@ -114,6 +114,24 @@ class Replay:
         return np.asarray(found[np.argsort(self._step[found], kind="stable")])
 
 
+def obstacle(pipeline: pl.DataFrame) -> str | None:
+    """Return why a job cannot be replayed, None if it can: ``tpunb.schema.PIPELINE``.
+
+    >>> obstacle(pl.DataFrame({"stage": [0, 2], "op": ["forward-send", "forward-recv"], "chunk": [0, 0]}))
+    'no rank of stage 1 has operations'
+    """
+    if pipeline.filter(pl.col("chunk") >= 0)["chunk"].n_unique() > 1:
+        return "stages have several model chunks, whose order is not replayed"
+    for direction in _LINKS:
+        ends = {f"{direction}-send", f"{direction}-recv"}
+        if len(absent := ends - {*pipeline["op"]}) == 1:
+            return f"no rank has operations of type {absent.pop()}"
+    peers = pl.col("stage") + (pl.col("op") == "forward-send") - (pl.col("op") == "forward-recv")
+    stages, linked = {*pipeline["stage"]}, {*pipeline.select(peers).to_series()}
+    missing = {*range(min(stages | linked), max(stages | linked) + 1)} - stages
+    return f"no rank of stage {min(missing)} has operations" if missing else None
+
+
 def replay(pipeline: pl.DataFrame) -> Replay:
     """Return the replay of complete steps, ``tpunb.schema.PIPELINE``.
 
@@ -200,16 +218,17 @@ def _timed(rows: pl.DataFrame) -> pl.DataFrame:
     """Add ``active_ps``, time from the start of the last peer, and ``typical_ps``: mean, of communications the median.
 
     Operations with peers of which there is no data take their typical time, those of a worker without data as long as
-    others in their stage.
+    those of the fastest in their stage.
     """
     active, end = pl.col("active_ps"), pl.col("start_ps") + pl.col("dur_ps")
     alone = pl.col("op").is_in(_STREAMS) & (pl.len().over("peers") == 1)
     from_last = (end - pl.col("start_ps").max().over("peers")).clip(0).cast(pl.Float64)
     rows = rows.with_columns(active_ps=pl.when(~alone & ~pl.col("absent").any().over("peers")).then(from_last))
+    of_worker = pl.when(_LOCAL).then(active.mean().over("op", "worker"))
+    rows = rows.with_columns(active_ps=pl.coalesce(active, of_worker.min().over("op", "stage")))
     typical = pl.when(_LOCAL).then(active.mean().over("op")).otherwise(active.median().over("op"))
     rows = rows.with_columns(typical_ps=pl.coalesce(typical, pl.col("dur_ps").min().over("op").cast(pl.Float64)))
-    of_stage = pl.when(_LOCAL).then(active.mean().over("op", "stage"))
-    return rows.with_columns(active_ps=pl.coalesce(active, of_stage, "typical_ps"))
+    return rows.with_columns(active_ps=pl.coalesce(active, "typical_ps"))
 
 
 def _waits(rows: pl.DataFrame) -> Iterator[tuple[Ints, Ints]]:

@@ -52,6 +52,8 @@ _ORBAX = {  # of Orbax' records of a kind: start and seconds, and the account
     "restore": ("checkpoint_manager", "checkpoint restore"),
     "emergency_restore": ("checkpoint_manager", "checkpoint restore"),
 }
+_NOTHING = ("flush", "record_checkpoint_progress", "record_elastic_slice_counts")
+# each call has written its event, what was lost follows from the steps, and waits for slices have events of their own
 _EVALUATES = ("eval", "valid")  # in the type of a custom event
 
 
@@ -79,7 +81,9 @@ class GoodputRecorder:
         self._path = Path(path) if logging_enabled else None
 
     def __getattr__(self, method: str) -> Callable[..., None]:
-        """Return the method that records an event."""
+        """Return the method that records an event, or one that does nothing."""
+        if method in _NOTHING:
+            return lambda *_, **__: None
         event = method.removeprefix("record_").replace("preparation", "prep")
         name = event.removesuffix("_start_time").removesuffix("_end_time")
         if name == event or (name not in ("job", *_SPANS) and event != "step_start_time"):
@@ -97,15 +101,6 @@ class GoodputRecorder:
                     file.write(json.dumps({"job_name": self.job_name, **facts, event: time.timestamp()}) + "\n")
         except (OSError, TypeError, ValueError) as error:  # which must not end the training
             warnings.warn(f"{self._path}: {event} was not written: {format_error(error)}", stacklevel=2)
-
-    def record_checkpoint_progress(self, step: int, checkpoint_start_time: datetime) -> None:
-        """Do nothing, as that library does: what was lost follows from the steps."""
-
-    def record_elastic_slice_counts(self, *counts: int, **options: object) -> None:
-        """Do nothing: waits for slices have events of their own."""
-
-    def flush(self) -> None:
-        """Do nothing: each call has written its event."""
 
 
 @dataclass

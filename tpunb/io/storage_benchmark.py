@@ -54,7 +54,7 @@ def profile(files: Mapping[str, bytes], beside: Mapping[str, bytes], name: str, 
     if not frames:
         raise BadProfile(f"{source}: {skipped[0][0]}: {skipped[0][1]}", hint="load the folder of one run of DLIO")
     rows = pl.concat(frames)
-    walls = _walls(_parsed(beside[EPOCHS], EPOCHS) if EPOCHS in beside else {}, rows)
+    walls = _walls(_beside(beside, EPOCHS), rows)
     notes = [] if len(walls) else [f"no wall time of all epochs in {EPOCHS}: utilisation is unknown"]
     absent, more = _absent(files, beside)
     skipped += absent
@@ -68,7 +68,6 @@ def profile(files: Mapping[str, bytes], beside: Mapping[str, bytes], name: str, 
     windows = counts.select(
         *("host", pl.lit(0).alias("window"), pl.lit(0).alias("start_ps"), pl.lit(span_ps).alias("dur_ps")),
         *(pl.col("len").alias(name) for name in ("events", "steps")),
-        *(pl.lit(None).alias(name) for name in ("latency_ps", "bytes", "error", "reason")),
     )
     steps = _steps(
         rows,
@@ -94,12 +93,17 @@ def _parsed(data: bytes, file: str) -> Mapping[str, Any]:
     return top
 
 
+def _beside(beside: Mapping[str, bytes], file: str) -> Mapping[str, Any]:
+    """Return a file beside those of the processes; empty if it is absent or damaged."""
+    with suppress(BadProfile):
+        return _parsed(beside.get(file, b"{}"), file)
+    return {}
+
+
 def _absent(files: Iterable[str], beside: Mapping[str, bytes]) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the processes without a file, and a note if there are files of more processes than the run had."""
     ranks = {int(rank) for file in files if (rank := file.removesuffix(ENDING)).isdecimal() and len(rank) <= _DIGITS}
-    size, last = None, max(ranks, default=-1)
-    with suppress(BadProfile):
-        size = _parsed(beside.get(SUMMARY, b""), SUMMARY).get("num_accelerators")
+    size, last = _beside(beside, SUMMARY).get("num_accelerators"), max(ranks, default=-1)
     if not isinstance(size, int) or not 0 < size < 10**_DIGITS:
         size = last + 1 if 0 in ranks else 0
     notes = [f"{last}{ENDING} is of another run: {SUMMARY} has {size} processes"] if last >= size > 0 else []
@@ -147,20 +151,17 @@ def _walls(stats: Mapping[str, Any], rows: pl.DataFrame) -> pl.DataFrame:
 
 def _placed(rows: pl.DataFrame, walls: pl.DataFrame) -> pl.DataFrame:
     """Return rows with the number of the step, its start and its duration, up to the barrier if there is one."""
-    dur, proc, place = pl.col("dur_ps"), pl.col("proc_ps"), [*_BLOCK, "at"]
-    rows = rows.with_columns(dur_ps=proc.max().over(place))
-    before = pl.when(pl.col("input_ps").is_null()).then(proc - pl.col("device_ps")).max().over(place)  # its block began
-    steps = rows.with_columns(before_ps=before.fill_null(0)).unique(place, maintain_order=True)
-    steps = steps.select(*place, "dur_ps", "before_ps").join(walls, on=_BLOCK, how="left", maintain_order="left")
-    steps = steps.sort("epoch", "begin_ps", pl.int_range(pl.len()).min().over(_BLOCK), "at")
-    in_block = (dur.cum_sum() - pl.col("before_ps").first()).over(_BLOCK) - dur + pl.col("begin_ps")
-    steps = steps.with_row_index("step").with_columns(start_ps=in_block if len(walls) else dur.cum_sum() - dur)
-    rows = rows.join(steps.select(*place, "step", "start_ps"), on=place, maintain_order="left")
-    start = (pl.col("start_ps").first() + proc.cum_sum()).over("host", *_BLOCK) - proc
-    return rows.with_columns(
-        start_ps=pl.when(_EVALUATES).then(start).otherwise("start_ps"),
-        dur_ps=pl.when(_EVALUATES).then(proc).otherwise(dur),
-    )
+    dur, proc, host = pl.col("dur_ps"), pl.col("proc_ps"), ["host", *_BLOCK]
+    rows = rows.with_columns(dur_ps=pl.when(_EVALUATES).then(proc).otherwise(proc.max().over(*_BLOCK, "at")))
+    blocks = rows.group_by(host, maintain_order=True).agg(long_ps=dur.sum(), first=pl.len())
+    blocks = blocks.group_by(_BLOCK, maintain_order=True).agg(pl.col("long_ps", "first").max())
+    blocks = blocks.join(walls, on=_BLOCK, how="left").sort("epoch", "begin_ps", maintain_order=True)
+    since = {name: pl.col(name).cum_sum() - pl.col(name) for name in ("long_ps", "first")}
+    blocks = blocks.with_columns(since["first"], begin_ps=pl.coalesce("begin_ps", since["long_ps"]))
+    early = pl.when(pl.col("input_ps").is_null()).then(proc - pl.col("device_ps")).max().over(_BLOCK).fill_null(0)
+    rows = rows.join(blocks, on=_BLOCK, maintain_order="left")
+    start = pl.col("begin_ps") + (dur.cum_sum() - dur).over(host) - early  # it begins with the first batch
+    return rows.with_columns(step=pl.col("first") + pl.col("at"), start_ps=start)
 
 
 def _spans(walls: pl.DataFrame, hosts: pl.Series) -> pl.DataFrame:
