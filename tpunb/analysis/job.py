@@ -46,9 +46,6 @@ class JobGoodput(Goodput):
         """Where the time went, in one sentence."""
         return f"{plural(self.attempts.height, 'attempt')} in {super().sentence}"
 
-    def __repr__(self) -> str:
-        return f"JobGoodput({self.sentence})"
-
 
 @dataclass(frozen=True, eq=False)
 class _Attempt:
@@ -60,19 +57,11 @@ class _Attempt:
     hosts: int
     time: Stretches
     steps: pl.DataFrame  # (host, trained, number, start_ps, end_ps) of training steps: `number` in the job, if known
+    first: int | None  # of these numbers
 
     @property
     def end_ps(self) -> int:
         return self.start_ps + self.time.wall_ps
-
-    def first(self, column: str) -> int | None:
-        """Return the lowest value of its training steps."""
-        value: int | None = self.steps.select(pl.col(column).min()).item()
-        return value
-
-    def lost(self, cut: int | None) -> pl.DataFrame:
-        """Return its training steps from `cut` on."""
-        return self.steps.filter(pl.col("number") >= cut)
 
 
 def job(runs: PathLike | Iterable[PathLike | Profile]) -> JobGoodput:
@@ -121,10 +110,9 @@ def job(runs: PathLike | Iterable[PathLike | Profile]) -> JobGoodput:
         raise BadProfile(f"{found[-1].name} starts {days:,} days after {found[0].name}: a job has at most 106")
     for a, b in pairwise(found):
         if b.start_ps < a.end_ps:
+            early, hint = duration(a.end_ps - b.start_ps), "to read the hosts of one run: tp.load([...])"
             raise BadProfile(
-                f"{b.name} starts {duration(a.end_ps - b.start_ps)} before {a.name} ends: attempts of a job cannot "
-                "overlap",
-                hint="to read the hosts of one run: tp.load([...]); else give the attempts of one job",
+                f"{b.name} starts {early} before {a.name} ends: attempts of a job do not overlap", hint=hint
             )
     notes = [note for profile in profiles for note in profile.notes]
     cuts = [_cut(found[at:]) for at in range(len(found))]
@@ -146,15 +134,14 @@ def job(runs: PathLike | Iterable[PathLike | Profile]) -> JobGoodput:
     table = [_row(at, found, *each) for at, each in enumerate(zip(cuts, rows, strict=True))]
     parts = {each.name: getattr(goodput, each.name) for each in fields(goodput)}
     parts |= {"frame": frame, "segments": goodput.segments.with_columns(pl.col("step") % _APART)}
-    return JobGoodput(**parts, attempts=pl.DataFrame(table, schema=schema.ATTEMPTS))
+    return JobGoodput(**parts, attempts=pl.DataFrame(table, schema=schema.ATTEMPTS, orient="row"))
 
 
 def _check_model(profiles: Sequence[Profile]) -> None:
     """Raise if attempts trained different models."""
+    stored = [(each.name, each.stored.metadata) for each in profiles if each.stored is not None]
     for fact in ("job", "model", "weights"):
-        stored = [(each.name, each.stored.metadata) for each in profiles if each.stored is not None]
-        values = [(name, metadata[fact]) for name, metadata in stored if fact in metadata]
-        for (a, of_a), (b, of_b) in pairwise(values):
+        for (a, of_a), (b, of_b) in pairwise([(name, facts[fact]) for name, facts in stored if fact in facts]):
             if of_a != of_b:
                 texts = f"{fact} {cut(plain(of_a), 80)} and {cut(plain(of_b), 80)}"
                 message = f"{a} and {b} are not attempts of one job: {texts}"
@@ -177,12 +164,12 @@ def _attempt(profile: Profile, origin_ns: int, at: int) -> _Attempt:
     steps = steps.select("host", "trained", "start_ps", "end_ps", number=in_job)
     wall = replace(time.wall, **{name: moved(getattr(time.wall, name)) for name in _CLOCKS})
     time = time._replace(frame=moved(time.frame, "step", "unit"), steps=moved(time.steps, "step"), wall=wall)
-    return _Attempt(profile.name, start_ns, start_ps, len(hosts), time, steps)
+    return _Attempt(profile.name, start_ns, start_ps, len(hosts), time, steps, steps.select(pl.min("number")).item())
 
 
 def _cut(found: Sequence[_Attempt]) -> int | None:
     """Return the first step of an attempt that a later one trained again, or one after all; None if unknown."""
-    firsts = [each.first("number") for each in found if each.steps.height]
+    firsts = [each.first for each in found if each.steps.height]
     if not found[0].steps.height or len(firsts) < 2:
         return _APART
     return None if None in firsts else min(first or 0 for first in firsts[1:])
@@ -190,7 +177,7 @@ def _cut(found: Sequence[_Attempt]) -> int | None:
 
 def _rows(attempt: _Attempt, cut: int | None) -> pl.DataFrame:
     """Return the stretches of an attempt, those of lost progress as such."""
-    begins = attempt.lost(cut).group_by("host").agg(lost_ps=pl.col("start_ps").min())
+    begins = attempt.steps.filter(pl.col("number") >= cut).group_by("host").agg(lost_ps=pl.col("start_ps").min())
     end_ps, lost_ps = pl.col("end_ps"), pl.col("lost_ps")
     rows = attempt.time.frame.with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps"), phase=pl.lit(None, pl.Int64))
     rows = rows.join(begins, on="host", how="left").with_columns(lost_ps.fill_null(end_ps))
@@ -225,10 +212,8 @@ def _notes(found: Sequence[_Attempt], cuts: Sequence[int | None]) -> list[str]:
     notes, last = [note for attempt in found for note in attempt.time.notes], -1
     if None in cuts:
         unknown = ", ".join([each.name for each in found if each.steps["number"].has_nulls()][:3])
-        notes.append(
-            f"the numbers of the steps of {unknown} in the job are unknown, and so is what was trained twice: number "
-            "them by run.step(number)"
-        )
+        problem = f"the numbers of the steps of {unknown} in the job are unknown, and so is what was trained twice"
+        notes.append(f"{problem}: number them by run.step(number)")
     for steps in (attempt.steps["number"].drop_nulls().sort() for attempt in found):
         if len(steps) and -1 < last < steps[0] - 1:
             notes.append(f"steps {last + 1} to {steps[0] - 1} are in no attempt")
@@ -236,23 +221,17 @@ def _notes(found: Sequence[_Attempt], cuts: Sequence[int | None]) -> list[str]:
     return notes
 
 
-def _row(at: int, found: Sequence[_Attempt], cut: int | None, rows: pl.DataFrame) -> dict[str, Any]:
+def _row(at: int, found: Sequence[_Attempt], cut: int | None, rows: pl.DataFrame) -> tuple[Any, ...]:
     """Return a row of ATTEMPTS."""
-    attempt, lost_ps = found[at], rows.filter(account=_LOST)["dur_ps"].sum()
-    began = attempt.steps.filter(trained=attempt.first("trained")).select(pl.col("end_ps").max() - attempt.start_ps)
-    return {
-        "attempt": at,
-        "name": attempt.name,
-        "started": datetime.fromtimestamp(attempt.origin_ns / 1e9, UTC),
-        "wall_ps": attempt.time.wall_ps,
-        "downtime_ps": attempt.start_ps - found[at - 1].end_ps if at else None,
-        "startup_ps": began.item(),
-        "hosts": attempt.hosts,
-        "steps": attempt.steps["trained"].n_unique(),
-        "first_step": attempt.first("number"),
-        "lost_steps": None if cut is None else attempt.lost(cut)["trained"].n_unique(),
-        "lost_ps": None if cut is None else lost_ps // max(attempt.hosts, 1),
-    }
+    attempt, trained = found[at], pl.col("trained")
+    steps, lost_ps = attempt.steps, rows.filter(account=_LOST)["dur_ps"].sum() // max(attempt.hosts, 1)
+    startup_ps = steps.filter(trained == trained.min()).select(pl.max("end_ps") - attempt.start_ps).item()
+    again = steps.filter(pl.col("number") >= cut)["trained"].n_unique()
+    return (
+        *(at, attempt.name, datetime.fromtimestamp(attempt.origin_ns / 1e9, UTC), attempt.time.wall_ps),
+        *(attempt.start_ps - found[at - 1].end_ps if at else None, startup_ps, attempt.hosts),
+        *(steps["trained"].n_unique(), attempt.first, *((None, None) if cut is None else (again, lost_ps))),
+    )
 
 
 _OF_DETAIL = {

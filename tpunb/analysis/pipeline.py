@@ -24,6 +24,7 @@ import polars as pl
 
 from tpunb.errors import BadProfile
 from tpunb.frames.op_matrix import Floats, Ints, factorize
+from tpunb.io.operation_table import absent_workers
 from tpunb.step_stats.op_names import PEERS
 
 _STREAMS = ("forward-send", "forward-recv", "backward-send", "backward-recv")
@@ -138,8 +139,7 @@ def replay(pipeline: pl.DataFrame) -> Replay:
     A stage and data-parallel rank without a worker gets the operations of another rank, at their typical length.
     Clocks are compared by the ends of communications, which peers reach together.
     """
-    rows = pipeline.with_columns(pl.col("op", "host").cast(pl.String), absent=pl.lit(False))
-    rows = pl.concat([rows, *_stand_ins(rows)])
+    rows = _with_stand_ins(pipeline.with_columns(pl.col("op", "host").cast(pl.String), absent=pl.lit(value=False)))
     workers = rows.group_by(_WORKER).agg(pl.col("host").first()).sort(_WORKER).with_row_index("worker")
     stream = pl.col("op").replace_strict({name: n for n, name in enumerate(_STREAMS, 1)}, default=0)
     rows = rows.join(workers.drop("host"), on=_WORKER, maintain_order="left").with_columns(stream=stream)
@@ -157,15 +157,12 @@ def replay(pipeline: pl.DataFrame) -> Replay:
     return Replay(rows, workers, rows["peers"].to_numpy(), before, after)
 
 
-def _stand_ins(rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield the operations of workers without any, after those of another in the stage."""
-    present = rows.select(_WORKER).unique()
-    grid = present.select(pl.col("stage").unique()).join(present.select(pl.col("dp_rank").unique()), how="cross")
-    donors = present.group_by("stage").agg(donor=pl.col("dp_rank").min())
-    for stage, rank, donor in grid.join(present, on=_WORKER, how="anti").join(donors, on="stage").sort(_WORKER).rows():
-        copy = rows.filter(pl.col("stage") == stage, pl.col("dp_rank") == donor)
-        of_rank = pl.lit(rank, pl.Int64).alias("dp_rank"), pl.lit(None, pl.String).alias("host")
-        yield copy.with_columns(*of_rank, absent=pl.lit(True))
+def _with_stand_ins(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add the operations of workers without any, after those of another in the stage."""
+    donors = rows.group_by("stage").agg(donor=pl.col("dp_rank").min())
+    copies = absent_workers(rows).join(donors, on="stage").join(rows, left_on=["stage", "donor"], right_on=_WORKER)
+    copies = copies.with_columns(host=pl.lit(None, pl.String), absent=pl.lit(value=True))
+    return pl.concat([rows, copies.select(rows.columns)])
 
 
 def _peers(rows: pl.DataFrame) -> Ints:

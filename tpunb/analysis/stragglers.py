@@ -122,13 +122,11 @@ class Hosts(Tabular):
 
     def _gain(self, cause: str, words: str = "") -> Iterator[str]:
         """Yield the gain without a cause in a pipeline, in words if there are any, and its interval if known."""
-        row = self.what_if.filter(part="cause", name=cause).row(0, named=True)
+        times = self.what_if.filter(part="cause", name=cause).select("gain_ps", "low_ps", "high_ps").row(0)
         steps = self.lateness["step"].n_unique()
-        gain, low, high = (
-            row[name] and percent(self.share(row[name] * steps), 1) for name in ("gain_ps", "low_ps", "high_ps")
-        )
+        gain, *ends = (percent(self.share(time * steps), 1) for time in times if time is not None)
         yield from [words.format(gain)] if words else []
-        yield from [f"95 % interval {low} to {high}"] if low and high else []
+        yield from [f"95 % interval {' to '.join(ends)}"] if ends else []
 
     def __repr__(self) -> str:
         return f"Hosts({self.sentence})"
@@ -212,19 +210,16 @@ def _hosts(steps: Steps) -> Hosts:
         named=pl.int_range(pl.len()) < len(named),
     )
     reasons = causes(barriers, tables, frame, late, named.tolist())
-    lost = tables.lost.select(host="what", lost="reason")
-    parts = [rows.join(reasons, on="host", how="left", maintain_order="left"), lost]
     every = [int(step) for step in barriers.steps]
+    lateness = {
+        "host": pl.Series(barriers.hosts, dtype=schema.NAME)[np.repeat(np.arange(len(names)), len(every))],
+        "step": np.tile(every, len(names)),
+        "late_ps": np.rint(late.T).astype(np.int64).ravel(),
+    }
     return Hosts(
-        pl.concat(parts, how="diagonal"),
+        _with_lost(rows.join(reasons, on="host", how="left", maintain_order="left"), tables),
         _critical(barriers, skew),
-        pl.DataFrame(
-            {
-                "host": pl.Series(barriers.hosts, dtype=schema.NAME)[np.repeat(np.arange(len(names)), len(every))],
-                "step": np.tile(every, len(names)),
-                "late_ps": np.rint(late.T).astype(np.int64).ravel(),
-            }
-        ),
+        pl.DataFrame(lateness),
         _span_ps(frame),
         barriers.by,
         barriers.notes,
@@ -472,10 +467,14 @@ _SLOWEST = 0.03  # share of workers that count as the slowest, at least one (Eq.
 def _unjudged(tables: HostTables, frame: pl.DataFrame, reason: str) -> Hosts:
     """Return the hosts of a pipeline that cannot be replayed: the ends of its steps do not show who waits for whom."""
     names = frame.select(pl.col("host").unique(maintain_order=True), named=pl.lit(value=False))
-    lost = tables.lost.select(host="what", lost="reason")
-    rows = pl.concat([pl.DataFrame(schema=schema.HOSTS), names, lost], how="diagonal_relaxed")
     chain, lateness = pl.DataFrame(schema=schema.CRITICAL), pl.DataFrame(schema=schema.LATENESS)
-    return Hosts(rows, chain, lateness, _span_ps(frame), "replay", (reason,))
+    return Hosts(_with_lost(names, tables), chain, lateness, _span_ps(frame), "replay", (reason,))
+
+
+def _with_lost(rows: pl.DataFrame, tables: HostTables) -> pl.DataFrame:
+    """Return ``tpunb.schema.HOSTS``: some columns of the hosts, then those that are lost."""
+    lost = tables.lost.select(host="what", lost="reason")
+    return pl.concat([pl.DataFrame(schema=schema.HOSTS), rows, lost], how="diagonal_relaxed")
 
 
 def _span_ps(frame: pl.DataFrame) -> int:
@@ -518,22 +517,14 @@ def _of_pipeline(pipeline: pl.DataFrame, tables: HostTables, frame: pl.DataFrame
     most = causes.filter(pl.col("name").replace_strict(eligible)).sort("explained")["name", "explained"].row(-1)
     cause = "none" if slowdown < _SLOW else most[0] if (most[1] or 0) >= _CAUSED else "unknown"
     steps, chain = job.table["step"].unique().sort(), job.table.gather(job.chain())
+    segment, dur_ps = pl.int_range(1, pl.len() + 1).over("step"), pl.col("active_ps").round()
+    chain = chain.select("step", "host", "op", segment=segment, dur_ps=dur_ps, device=None, gain_ps=None)
+    late = {"host": job.workers["host"].gather(np.repeat(tried, len(steps))), "step": np.tile(steps, len(tried))}
     skew_ps = int(np.ptp(job.workers["skew_ps"].to_numpy()))
     return Hosts(
-        _worker_rows(job, order, few if cause == "worker" else few[:0], alone, joint, tables.lost),
-        chain.select(
-            *("step", "host", "op"),
-            segment=pl.int_range(1, pl.len() + 1).over("step"),
-            dur_ps=pl.col("active_ps").round(),
-            **dict.fromkeys(("device", "gain_ps")),
-        ),
-        pl.DataFrame(
-            {
-                "host": job.workers["host"].gather(np.repeat(tried, len(steps))),
-                "step": np.tile(steps, len(tried)),
-                "late_ps": alone.T.ravel().round(),
-            }
-        ),
+        _with_lost(_worker_rows(job, order, few if cause == "worker" else few[:0], alone, joint), tables),
+        chain,
+        pl.DataFrame(late | {"late_ps": alone.T.ravel().round()}),
         _span_ps(frame),
         "replay",
         (f"clocks differ by up to {duration(skew_ps)}, which is corrected",) * (skew_ps > 0),
@@ -583,10 +574,8 @@ def _follows_sequence(job: Replay) -> bool:
     return bool(np.nanmedian(pairs["alike"].to_numpy()) >= _ALIKE) if len(pairs) else False
 
 
-def _worker_rows(
-    job: Replay, order: Ints, named: Ints, alone: Floats, joint: Floats, lost: pl.DataFrame
-) -> pl.DataFrame:
-    """Return ``tpunb.schema.HOSTS``, the slowest first, then those that are lost."""
+def _worker_rows(job: Replay, order: Ints, named: Ints, alone: Floats, joint: Floats) -> pl.DataFrame:
+    """Return rows of ``tpunb.schema.HOSTS``, the slowest first."""
     more = job.table.group_by("worker", "op").agg(more=(pl.col("active_ps") - pl.col("typical_ps")).sum())
     worst = more.sort("more", "op").group_by("worker", maintain_order=True).last()
     rows: pl.DataFrame = job.workers[order.tolist()].join(worst, on="worker", how="left", maintain_order="left")
@@ -595,12 +584,10 @@ def _worker_rows(
     sums = pl.DataFrame({name: pl.Series(values).round().cast(pl.Int64) for name, values in columns.items()})
     often = pl.Series([_recurrence(gain.clip(0)) for gain in alone.T], dtype=pl.String)
     tried = sums.with_columns(job.workers["worker"].gather(order[: len(sums)]), often.alias("recurrence"))
-    rows = rows.join(tried, on="worker", how="left", maintain_order="left").select(
+    return rows.join(tried, on="worker", how="left", maintain_order="left").select(
         *("host", "skew_ps", *columns),
         named=is_named,
         cause=pl.when(is_named).then(pl.when(local).then(pl.lit("compute")).otherwise(pl.lit("unknown"))),
         op=pl.when(is_named & local).then("op"),
         recurrence=pl.when(is_named).then("recurrence"),
     )
-    whole = [pl.DataFrame(schema=schema.HOSTS), rows, lost.select(host="what", lost="reason")]
-    return pl.concat(whole, how="diagonal")

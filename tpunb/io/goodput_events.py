@@ -163,9 +163,8 @@ class _Attempt:
         tables["ticks"] = pl.DataFrame(ticks, schema=run_folder.TICKS, orient="row")
         wall = WallClock(ps(self.end), spans=pl.DataFrame(rows, schema=schema.SPANS, orient="row"))
         stored = Steps(*aggregate.merge(tables), name=name, metadata={"job": job}, wall=wall, steps_before=0)
-        empty = pl.DataFrame(schema=schema.HARDWARE)
-        windows = tables["windows"]
-        return Profile(name, name, windows, empty, ps(self.end), origin_ns, stored, notes=notes)
+        hardware = pl.DataFrame(schema=schema.HARDWARE)
+        return Profile(name, name, tables["windows"], hardware, wall.span_ps, origin_ns, stored, notes=notes)
 
 
 def attempts(file: Location) -> list[Profile]:
@@ -183,9 +182,7 @@ def attempts(file: Location) -> list[Profile]:
                 damaged.append(f"line {number}: {format_error(error)}")
     if len(jobs) > 1:
         listed = ", ".join(cut(plain(job)) for job in sorted(jobs)[:3])
-        raise BadProfile(
-            f"{file}: events of {len(jobs)} jobs: {listed}", hint="write the events of each job to its file"
-        )
+        raise BadProfile(f"{file}: events of {len(jobs)} jobs: {listed}", hint="write each job to a file of its own")
     if not jobs or not events:
         return []
     found = list[_Attempt]()

@@ -125,10 +125,15 @@ def _workers(rows: pl.DataFrame, file: Location) -> tuple[pl.DataFrame, list[tup
     kept = rows.join(workers, on=["stage", "dp_rank", "rank"], how="semi", maintain_order="left")
     beside = rows["rank"].n_unique() - len(workers)
     notes = [f"{plural(beside, 'rank')} beside others of the same stage and data-parallel rank"] * (beside > 0)
-    grid = workers.select(pl.col("stage").unique()).join(workers.select(pl.col("dp_rank").unique()), how="cross")
-    missing = grid.join(workers, on=["stage", "dp_rank"], how="anti").sort("stage", "dp_rank").rows()
+    missing = absent_workers(workers).rows()
     absent = [(f"stage {stage}, dp {rank}", "no rank of this stage has operations") for stage, rank in missing]
     return kept.with_columns(host=pl.format("rank{} (stage {}, dp {})", "rank", "stage", "dp_rank")), absent, notes
+
+
+def absent_workers(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return (stage, dp_rank) of workers without operations: each stage has all data-parallel ranks."""
+    stages, ranks = (rows.select(pl.col(name).unique().sort()) for name in ("stage", "dp_rank"))
+    return stages.join(ranks, how="cross").join(rows, on=["stage", "dp_rank"], how="anti", maintain_order="left")
 
 
 def _in_sequence(rows: pl.DataFrame) -> tuple[pl.DataFrame, bool]:

@@ -9,7 +9,7 @@ evaluations no process waits for others. After a checkpoint DLIO loses the time 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -38,15 +38,15 @@ _BLOCK = ["epoch", "block"]
 _EVALUATES = pl.col("block").str.starts_with("eval")
 
 
-def profile(files: Mapping[str, bytes], beside: Mapping[str, bytes], name: str, source: Path | str) -> Profile:
-    """Return the profile of some processes, by file name: a host each, with its steps in all epochs.
+def profile(files: Mapping[str, bytes], name: str, source: Path | str) -> Profile:
+    """Return the profile of some processes: a host each, with its steps in all epochs.
 
-    `beside` has `EPOCHS` and `SUMMARY`, as far as they exist. Steps of an epoch are one after the other, each until the
-    slowest process ends, since all wait at a barrier; what the epoch takes longer follows its last step. Damaged files
-    are skipped. Raises BadProfile if all are.
+    `files` may have `EPOCHS` and `SUMMARY` too. Steps of an epoch are one after the other, each until the slowest
+    process ends, since all wait at a barrier; what the epoch takes longer follows its last step. Damaged files are
+    skipped. Raises BadProfile if those of all processes are.
     """
     frames, skipped = list[pl.DataFrame](), list[tuple[str, str]]()
-    for file in sorted(files, key=lambda file: (len(file), file)):
+    for file in sorted((file for file in files if file.endswith(ENDING)), key=lambda file: (len(file), file)):
         try:
             frames.append(_steps_of(_parsed(files[file], file), file))
         except BadProfile as error:
@@ -54,11 +54,10 @@ def profile(files: Mapping[str, bytes], beside: Mapping[str, bytes], name: str, 
     if not frames:
         raise BadProfile(f"{source}: {skipped[0][0]}: {skipped[0][1]}", hint="load the folder of one run of DLIO")
     rows = pl.concat(frames)
-    walls = _walls(_beside(beside, EPOCHS), rows)
+    walls = _walls(_beside(files, EPOCHS), rows)
     notes = [] if len(walls) else [f"no wall time of all epochs in {EPOCHS}: utilisation is unknown"]
-    absent, more = _absent(files, beside)
-    skipped += absent
-    notes += more
+    absent, more = _absent(files)
+    skipped, notes = [*skipped, *absent], [*notes, *more]
     counts = rows.group_by("host", maintain_order=True).len()
     short = counts.filter(pl.col("len") < pl.col("len").max())["host"].to_list()
     notes += [f"{plural(len(short), 'rank')} with fewer steps than others: {', '.join(short[:8])}"] if short else []
@@ -69,15 +68,9 @@ def profile(files: Mapping[str, bytes], beside: Mapping[str, bytes], name: str, 
         *("host", pl.lit(0).alias("window"), pl.lit(0).alias("start_ps"), pl.lit(span_ps).alias("dur_ps")),
         *(pl.col("len").alias(name) for name in ("events", "steps")),
     )
-    steps = _steps(
-        rows,
-        windows=windows,
-        name=name,
-        source=source,
-        metadata={"device kind": "emulated"},
-        wall=WallClock(span_ps, complete=len(walls) > 0, spans=_spans(walls, counts["host"])),
-        lost=pl.DataFrame(skipped, schema=schema.LOST, orient="row"),
-    )
+    facts = {"windows": windows, "name": name, "source": source, "metadata": {"device kind": "emulated"}}
+    wall = WallClock(span_ps, complete=len(walls) > 0, spans=_spans(walls, counts["host"]))
+    steps = _steps(rows, wall=wall, lost=pl.DataFrame(skipped, schema=schema.LOST, orient="row"), **facts)
     devices = [(host, _DEVICE, "emulated", None, None, None) for host in counts["host"]]
     hardware = pl.DataFrame(devices, schema=schema.HARDWARE, orient="row")
     return Profile(name, source, windows, hardware, span_ps, stored=steps, skipped=tuple(skipped), notes=tuple(notes))
@@ -93,17 +86,17 @@ def _parsed(data: bytes, file: str) -> Mapping[str, Any]:
     return top
 
 
-def _beside(beside: Mapping[str, bytes], file: str) -> Mapping[str, Any]:
+def _beside(files: Mapping[str, bytes], file: str) -> Mapping[str, Any]:
     """Return a file beside those of the processes; empty if it is absent or damaged."""
     with suppress(BadProfile):
-        return _parsed(beside.get(file, b"{}"), file)
+        return _parsed(files.get(file, b"{}"), file)
     return {}
 
 
-def _absent(files: Iterable[str], beside: Mapping[str, bytes]) -> tuple[list[tuple[str, str]], list[str]]:
+def _absent(files: Mapping[str, bytes]) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the processes without a file, and a note if there are files of more processes than the run had."""
     ranks = {int(rank) for file in files if (rank := file.removesuffix(ENDING)).isdecimal() and len(rank) <= _DIGITS}
-    size, last = _beside(beside, SUMMARY).get("num_accelerators"), max(ranks, default=-1)
+    size, last = _beside(files, SUMMARY).get("num_accelerators"), max(ranks, default=-1)
     if not isinstance(size, int) or not 0 < size < 10**_DIGITS:
         size = last + 1 if 0 in ranks else 0
     notes = [f"{last}{ENDING} is of another run: {SUMMARY} has {size} processes"] if last >= size > 0 else []
@@ -168,17 +161,13 @@ def _spans(walls: pl.DataFrame, hosts: pl.Series) -> pl.DataFrame:
     """Return ``tpunb.schema.SPANS``: blocks of epochs as fits, and checkpoints."""
     saves = pl.col("block").str.starts_with("ckpt")
     label = pl.when(saves | (pl.col("block") == "block1")).then(pl.lit("")).otherwise(", " + pl.col("block"))
-    rows = (
-        hosts.to_frame()
-        .join(walls, how="cross")
-        .with_columns(
-            start_ps=pl.col("begin_ps"),
-            dur_ps=pl.col("end_ps") - pl.col("begin_ps"),
-            account=pl.when(saves).then(pl.lit("checkpoint save")).otherwise(pl.lit("fit")),
-            detail=pl.format("epoch {}{}", "epoch", label),
-        )
+    rows = walls.with_columns(
+        start_ps="begin_ps",
+        dur_ps=pl.col("end_ps") - pl.col("begin_ps"),
+        account=pl.when(saves).then(pl.lit("checkpoint save")).otherwise(pl.lit("fit")),
+        detail=pl.format("epoch {}{}", "epoch", label),
     )
-    return schema.check(rows, schema.SPANS, "spans")
+    return schema.check(hosts.to_frame().join(rows, how="cross"), schema.SPANS, "spans")
 
 
 def _steps(rows: pl.DataFrame, **facts: Any) -> Steps:
