@@ -345,6 +345,7 @@ def check_killed(records, truths, *, events=False):
 def test_a_training_killed_three_times_is_accounted_for_by_a_clock_beside(tmp_path, trainer):
     pytest.importorskip(trainer)
     truths = killed_job(tmp_path, 400, [133, 3, 149], [sys.executable], trainer=trainer)
-    check_killed(tmp_path / "runs", truths)
+    job = check_killed(tmp_path / "runs", truths)
     if trainer == "maxtext":
+        assert job.time_ps("checkpoint save") > 0 < job.time_ps("checkpoint restore")
         check_killed(tmp_path / "events.jsonl", truths, events=True)
