@@ -1,4 +1,4 @@
-"""A Keras training that is killed and resumed, with a clock beside; as a program, it is one attempt."""
+"""Trainings that are killed and resumed, with a clock beside; as a program, it is one attempt of Keras or MaxText."""
 
 import json
 import os
@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from trainer_runs import maxtext_command
+
 EVERY = 20  # steps between two checkpoints, which a fit takes
 
 
@@ -18,7 +20,7 @@ def note(path, event, step=-1):
         file.write(json.dumps([event, step, time.time_ns()]).encode() + b"\n")
 
 
-def attempt(folder, number, steps, kill):
+def keras_attempt(folder, number, steps, kill):
     """Train from the last checkpoint to the end, or to a kill; it kills itself after a number of steps, if any."""
     import keras
     import numpy as np
@@ -59,6 +61,33 @@ def attempt(folder, number, steps, kill):
         note(clock, "end")
 
 
+def maxtext_attempt(folder, number, steps, kill):
+    """Train from the last checkpoint to the end, or to a kill, with its goodput events recorded too."""
+    from maxtext.trainers.pre_train import train
+    from ml_goodput_measurement import goodput
+
+    import tpunb as tp
+
+    clock, before = folder / f"clock-{number}.jsonl", []
+
+    class Beside(tp.analysis.GoodputRecorder):
+        def record_step_start_time(self, step):
+            note(clock, "step" if before else "resumed", before[-1] if before else step)
+            note(clock, "begun", step)
+            before.append(step)
+            self.__getattr__("record_step_start_time")(step)
+
+    goodput.GoodputRecorder = lambda job, _, enabled: Beside(folder / "events.jsonl", job, enabled)
+    options = {"steps": steps, "checkpoint_period": EVERY, "enable_goodput_recording": True}
+    with tp.capture(folder / "runs" / f"attempt{number}", schedule=tp.Schedule(every=3600.0, burst=0)):
+        note(clock, "begin")
+        train.main(maxtext_command(folder, **options))
+        note(clock, "end")
+
+
+ATTEMPTS = {"keras": keras_attempt, "maxtext": maxtext_attempt}
+
+
 class Truth(NamedTuple):
     """What the clock beside an attempt saw."""
 
@@ -69,12 +98,12 @@ class Truth(NamedTuple):
     end_ns: int  # of the kill, or of the training
 
 
-def killed_job(folder, steps, kills, python, *, itself=False):
+def killed_job(folder, steps, kills, python, *, trainer="keras", itself=False):
     """Train in a process after the other; each but the last is killed, or kills itself, after its number of steps."""
     truths = []
     for number, kill in enumerate([*kills, None]):
         clock = folder / f"clock-{number}.jsonl"
-        arguments = [folder, number, steps, kill if itself and kill is not None else 0]
+        arguments = [trainer, folder, number, steps, kill if itself and kill is not None else 0]
         program = subprocess.Popen([*python, __file__, *map(str, arguments)])
         end_ns, until = None, time.monotonic() + 300
         while program.poll() is None and end_ns is None:
@@ -93,4 +122,4 @@ def killed_job(folder, steps, kills, python, *, itself=False):
 
 
 if __name__ == "__main__":
-    attempt(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    ATTEMPTS[sys.argv[1]](Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -321,7 +321,7 @@ def test_lost_hosts_are_rows_with_their_reason():
         "h9.xplane.pb is empty",
         None,
     )
-    assert repr(found).endswith("; 1 lost)")
+    assert repr(found).endswith("; 1 lost: h9)")
 
 
 def test_names_are_not_trusted_and_the_sentence_has_its_base():
@@ -329,7 +329,7 @@ def test_names_are_not_trusted_and_the_sentence_has_its_base():
     found = tp.hosts(job(np.where(np.arange(8) == 0, 125, np.full((5, 2, 8), 100)), names=names))
     assert "\x1b" not in repr(found)
     assert repr(found).startswith(
-        "Hosts(8 hosts, replace evil\ufffd[31m to gain 18.5 % (cause unknown, every step); of step time"
+        "Hosts(8 hosts, replace evil\ufffd[31m to gain 18.5 % of step time (cause unknown, every step)"
     )
     assert len(found) == 8
 

@@ -130,14 +130,10 @@ def test_a_missing_rank_is_lost(table, tmp_path):
     assert tp.hosts(steps).frame["lost"].drop_nulls().len() == 1
 
 
-def test_ranks_beside_others_and_chunks_are_noted(table, tmp_path):
+def test_ranks_beside_others_are_noted(table, tmp_path):
     tensor = pl.concat([table, table.with_columns(pl.col("rank") + 100)])
     with pytest.warns(UserWarning, match="4 ranks beside others"):
         assert tp.load(saved(tensor, tmp_path)).windows.height == 4
-    with pytest.warns(UserWarning, match="several model chunks"):
-        steps = tp.steps(tp.load(saved(table.with_columns(chunk=pl.col("step") % 2), tmp_path)))
-    assert steps.pipeline.is_empty()
-    assert tp.hosts(steps).by == "step ends"
 
 
 @pytest.mark.parametrize("name", ["job.parquet", "job.csv"])

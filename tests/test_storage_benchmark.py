@@ -32,7 +32,9 @@ def output(loads, compute=1.0, epochs=2, **more):
     return {str(epoch + 1): times for epoch in range(epochs)} | {"hostname": "node"} | more
 
 
-def saved(folder, outputs, stats=STATS):
+def saved(folder, outputs, stats=STATS, processes=None):
+    if processes is not None:
+        (folder / "summary.json").write_text(json.dumps({"num_accelerators": processes}))
     for rank, content in outputs.items():
         (folder / f"{rank}_output.json").write_text(content if isinstance(content, str) else json.dumps(content))
     if stats is not None:
@@ -89,8 +91,11 @@ def test_a_process_that_is_slow_to_load_is_named(tmp_path):
     ]
 
 
-def test_without_wall_times_steps_are_known_and_utilisation_is_not(tmp_path):
+@pytest.mark.parametrize("stats", [None, "{"])
+def test_without_wall_times_steps_are_known_and_utilisation_is_not(tmp_path, stats):
     folder = saved(tmp_path, dict(enumerate(map(output, LOADS))), stats=None)
+    if stats is not None:
+        (folder / "per_epoch_stats.json").write_text(stats)
     with pytest.warns(UserWarning, match=r"no wall time of all epochs in per_epoch_stats\.json"):
         steps = tp.steps(folder)
     assert seconds(steps.frame.head(4).tail(1), "start") == [(5.5,)]
@@ -125,7 +130,55 @@ def test_a_missing_process_and_one_that_ends_early_are_noted(tmp_path):
     assert profile.skipped == (("1_output.json", "no file of this process"),)
     assert profile.notes == ("1 rank with fewer steps than others: rank2@node",)
     assert len(tp.steps(profile).frame) == 6 + 4
+    assert tp.analysis.accelerator_utilisation(profile)["utilisation"].is_null().to_list() == [False] * 2 + [True] * 2
     assert "1 lost" in str(tp.hosts(profile))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("processes", "absent", "notes"),
+    [
+        (4, ["1_output.json", "3_output.json"], ()),
+        (2, ["1_output.json"], ("2_output.json is of another run: summary.json has 2 processes",)),
+        ("many", ["1_output.json"], ()),
+    ],
+)
+def test_the_summary_says_how_many_processes_there_were(tmp_path, processes, absent, notes):
+    profile = tp.load(saved(tmp_path, {0: output(LOADS[0]), 2: output(LOADS[1])}, processes=processes))
+    assert [name for name, _ in profile.skipped] == absent
+    assert profile.notes == notes
+    assert tp.load(tmp_path / "2_output.json").skipped == ()
+
+
+def test_the_wait_for_the_first_batch_after_a_checkpoint_is_unknown(tmp_path):
+    content = output(LOADS[0], epochs=1)
+    for name, values in {"load": [0.2], "proc": [1.5, 1.2], "compute": [1.0, 1.0]}.items():
+        content["1"][name]["block2"] = values
+    wall = {"start": "2024-09-02T10:00:08.5", "end": "2024-09-02T10:00:11"}  # from the first batch on
+    folder = saved(tmp_path, {0: content}, stats={"1": STATS["1"] | {"block2": wall}})
+    steps = tp.steps(folder)
+    assert seconds(steps.frame.tail(2), "start", "dur", "input") == [(7.5, 1.5, None), (9, 1.2, 0.2)]
+    frame = tp.analysis.accelerator_utilisation(steps)
+    assert seconds(frame.tail(1), "dur", "first", "unrecorded") == [(2.5, 1.5, 0.3)]
+    assert frame["utilisation"].to_list() == [2 / (7 - 3), 1 / (2.5 - 1.5)]
+    content["1"]["load"]["block1"] = content["1"]["load"]["block1"][1:]
+    saved(tmp_path, {0: content})
+    with pytest.raises(BadProfile, match="block1: load, proc and compute do not match"):
+        tp.load(folder)
+
+
+def test_processes_do_not_wait_for_each_other_in_an_evaluation(tmp_path):
+    contents = {}
+    for rank, loads in enumerate(LOADS):
+        contents[rank] = output(loads, epochs=1)
+        for name, values in output(loads)["1"].items():
+            contents[rank]["1"][name] = values | {"eval": values["block1"]}
+    wall = {"start": "2024-09-02T10:00:08", "end": "2024-09-02T10:00:14"}
+    steps = tp.steps(saved(tmp_path, contents, stats={"1": STATS["1"] | {"eval": wall}}))
+    rank1 = steps.frame.filter(host="rank1@node", kind="eval")
+    assert seconds(rank1, "start", "dur", "collective") == [(7.5, 2, 0), (9.5, 1.2, 0), (10.7, 1.1, 0)]
+    assert tp.analysis.accelerator_utilisation(steps)["epoch"].to_list() == ["epoch 1"] * 2
+    assert steps.collectives["step"].unique().sort().to_list() == [0, 1, 2]
 
 
 def test_folders_of_several_runs_and_lists_are_refused(tmp_path):

@@ -5,10 +5,9 @@ import subprocess
 import sys
 from collections import Counter
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
-from trainer_runs import BENCHMARKS, found
+from trainer_runs import BENCHMARKS, found, maxtext_command
 
 import tpunb as tp
 
@@ -132,15 +131,8 @@ def test_the_trainer_of_lightning(runs):
 def test_the_trainer_of_maxtext(tmp_path):
     pytest.importorskip("maxtext")
     steps = 20
-    config = next(Path(find_spec("maxtext").submodule_search_locations[0]).rglob("base.yml"))
-    small = {
-        **{"run_name": "small", "base_output_directory": tmp_path / "out", "hardware": "cpu", "steps": steps},
-        **{"dataset_type": "synthetic", "attention": "dot_product", "skip_jax_distributed_system": True},
-        **{"base_emb_dim": 64, "base_mlp_dim": 128, "base_num_decoder_layers": 2, "head_dim": 32, "vocab_size": 256},
-        **{"base_num_query_heads": 2, "base_num_kv_heads": 2, "max_target_length": 64, "per_device_batch_size": 2},
-        **{"enable_checkpointing": True, "checkpoint_period": 10, "async_checkpointing": False},
-    }
-    trainer = ["-m", "maxtext.trainers.pre_train.train", config, *[f"{name}={value}" for name, value in small.items()]]
+    trainer = ["-m", "maxtext.trainers.pre_train.train"]
+    trainer += maxtext_command(tmp_path, steps=steps, checkpoint_period=10)[1:]
     command = [sys.executable, "-m", "tpunb", "run", "-o", tmp_path / "run", "--", sys.executable, *trainer]
     done = subprocess.run(
         command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, timeout=1200

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -188,6 +189,20 @@ def of_keras(folder):
     x = np.ones((8 * STEPS // 2, ROWS), "float32")
     model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0, validation_data=(x[:40], x[:40, :1]))
     return {"train": int(model.optimizer.iterations), "eval": 2 * 5}
+
+
+def maxtext_command(folder, **options):
+    """Return the arguments of MaxText's trainer for a small model on synthetic data; checkpoints are in `folder`."""
+    config = next(Path(find_spec("maxtext").submodule_search_locations[0]).rglob("base.yml"))
+    small = {
+        **{"run_name": "small", "base_output_directory": folder / "out", "hardware": "cpu"},
+        **{"dataset_type": "synthetic", "attention": "dot_product", "skip_jax_distributed_system": True},
+        **{"base_emb_dim": 64, "base_mlp_dim": 128, "base_num_decoder_layers": 2, "head_dim": 32, "vocab_size": 256},
+        **{"base_num_query_heads": 2, "base_num_kv_heads": 2, "max_target_length": 64, "per_device_batch_size": 2},
+        **{"enable_checkpointing": True, "async_checkpointing": False},
+        **options,
+    }
+    return ["train", str(config), *[f"{name}={value}" for name, value in small.items()]]
 
 
 KINDS = {

@@ -392,6 +392,7 @@ PIPELINE = frame(
     op=Column(NAME, 'Type of the operation, such as "forward-compute".'),
     start_ps=_START,
     dur_ps=Column(_INT, "Duration in picoseconds, with the wait for others."),
+    chunk=Column(_INT, "Model chunk of the stage, from 0, negative or null without one."),
 )
 
 UTILISATION = frame(
@@ -1057,7 +1058,7 @@ SETTINGS = frame(
 _OPTIONAL = {
     *("category", "device_dur_ps", "flops", "bytes", "hbm_bytes", "flow_out", "flow_in", "correlation_id", "reason"),
     *("program", "kernel", "part", "shape", "dtype", "source", "confidence", "queue_length"),
-    *("call", "recomputed"),
+    *("call", "recomputed", "chunk", "latency_ps", "error"),
     *(set(STEPS) - {"host", "step", "kind", "start_ps", "dur_ps", "device_ps", "idle_ps", "traced"}),
 }
 """Columns that a frame may leave out because few captures contain them; they become null."""

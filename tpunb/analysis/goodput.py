@@ -109,7 +109,7 @@ class Goodput:
         return _sentence(self)
 
     def __repr__(self) -> str:
-        return f"Goodput({self.sentence})"
+        return f"{type(self).__name__}({self.sentence})"
 
 
 def totals(goodput: Goodput, *by: str) -> pl.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -23,6 +23,7 @@ from tpunb.text import cut, duration, plain, plural
 
 _APART = 2**40  # between the numbers of steps and units of two attempts
 _LOST = "lost progress"
+_CLOCKS = ("stalls", "load", "samples")  # what clocks record, besides the spans of accounts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,39 +46,22 @@ class JobGoodput(Goodput):
         """Where the time went, in one sentence."""
         return f"{plural(self.attempts.height, 'attempt')} in {super().sentence}"
 
-    def __repr__(self) -> str:
-        return f"JobGoodput({self.sentence})"
-
 
 @dataclass(frozen=True, eq=False)
 class _Attempt:
-    """An attempt, in the time of the job."""
+    """An attempt, in the time and with the hosts of the job; its steps and units have numbers of their own."""
 
     name: str
     origin_ns: int
     start_ps: int
+    hosts: int
     time: Stretches
-    steps: pl.DataFrame  # (host, number, start_ps, end_ps) of training steps, in its own numbers and time
-    before: int | None  # steps of the job before its step 0; None if unknown
+    steps: pl.DataFrame  # (host, trained, number, start_ps, end_ps) of training steps: `number` in the job, if known
+    first: int | None  # of these numbers
 
     @property
     def end_ps(self) -> int:
         return self.start_ps + self.time.wall_ps
-
-    @property
-    def hosts(self) -> dict[str, str]:
-        """Names of its hosts in the job."""
-        return {name: f"host {at}" for at, name in enumerate(self.time.frame["host"].unique().sort())}
-
-    def number(self, *, last: bool = False) -> int | None:
-        """Return the number in the job of its first training step, or the last; None if unknown or without any."""
-        numbers = self.steps["number"]
-        at = numbers.max() if last else numbers.min()
-        return None if self.before is None or not isinstance(at, int) else at + self.before
-
-    def lost(self, cut: int | None) -> pl.DataFrame:
-        """Return its training steps from `cut` on."""
-        return self.steps.filter(pl.col("number") >= _APART if cut is None else pl.col("number") + self.before >= cut)
 
 
 def job(runs: PathLike | Iterable[PathLike | Profile]) -> JobGoodput:
@@ -120,25 +104,25 @@ def job(runs: PathLike | Iterable[PathLike | Profile]) -> JobGoodput:
             raise BadProfile(f"{profile.name}: an attempt without a time of day", hint="give runs of tp.capture")
     profiles.sort(key=lambda profile: profile.origin_ns or 0)
     _check_model(profiles)
-    found = [_attempt(profile, profiles[0].origin_ns or 0) for profile in profiles]
+    found = [_attempt(profile, profiles[0].origin_ns or 0, at) for at, profile in enumerate(profiles)]
     if found[-1].end_ps >= 2**63:
         days = round(found[-1].start_ps / 8.64e16)
         raise BadProfile(f"{found[-1].name} starts {days:,} days after {found[0].name}: a job has at most 106")
     for a, b in pairwise(found):
         if b.start_ps < a.end_ps:
+            early, hint = duration(a.end_ps - b.start_ps), "to read the hosts of one run: tp.load([...])"
             raise BadProfile(
-                f"{b.name} starts {duration(a.end_ps - b.start_ps)} before {a.name} ends: attempts of a job cannot "
-                "overlap",
-                hint="to read the hosts of one run: tp.load([...]); else give the attempts of one job",
+                f"{b.name} starts {early} before {a.name} ends: attempts of a job do not overlap", hint=hint
             )
     notes = [note for profile in profiles for note in profile.notes]
     cuts = [_cut(found[at:]) for at in range(len(found))]
-    rows = [_rows(attempt, at, cut) for at, (attempt, cut) in enumerate(zip(found, cuts, strict=True))]
+    rows = [_rows(attempt, cut) for attempt, cut in zip(found, cuts, strict=True)]
+    clocks: dict[str, Any] = {name: pl.concat([getattr(each.time.wall, name) for each in found]) for name in _CLOCKS}
     goodput = of_stretches(
         Stretches(
-            pl.concat([*rows, _idle(found, max(len(each.hosts) for each in found) or 1)]).sort("host", "start_ps"),
-            pl.concat([_numbered(attempt.time.steps, attempt, at) for at, attempt in enumerate(found)]),
-            _wall(found),
+            pl.concat([*rows, _idle(found, max(each.hosts for each in found) or 1)]).sort("host", "start_ps"),
+            pl.concat([each.time.steps for each in found]),
+            WallClock(found[-1].end_ps, **clocks),
             found[-1].end_ps,
             tuple(dict.fromkeys([*notes, *_notes(found, cuts)])),
         )
@@ -149,74 +133,72 @@ def job(runs: PathLike | Iterable[PathLike | Profile]) -> JobGoodput:
         frame = pl.concat([frame, unknown], how="diagonal")
     table = [_row(at, found, *each) for at, each in enumerate(zip(cuts, rows, strict=True))]
     parts = {each.name: getattr(goodput, each.name) for each in fields(goodput)}
-    segments = goodput.segments.with_columns(pl.col("step") % _APART)
-    listed = schema.check(pl.DataFrame(table, schema=schema.ATTEMPTS), schema.ATTEMPTS, "attempts")
-    return JobGoodput(**parts | {"frame": frame, "segments": segments}, attempts=listed)
+    parts |= {"frame": frame, "segments": goodput.segments.with_columns(pl.col("step") % _APART)}
+    return JobGoodput(**parts, attempts=pl.DataFrame(table, schema=schema.ATTEMPTS, orient="row"))
 
 
 def _check_model(profiles: Sequence[Profile]) -> None:
     """Raise if attempts trained different models."""
+    stored = [(each.name, each.stored.metadata) for each in profiles if each.stored is not None]
     for fact in ("job", "model", "weights"):
-        stored = [(each.name, each.stored.metadata) for each in profiles if each.stored is not None]
-        values = [(name, metadata[fact]) for name, metadata in stored if fact in metadata]
-        for (a, of_a), (b, of_b) in pairwise(values):
+        for (a, of_a), (b, of_b) in pairwise([(name, facts[fact]) for name, facts in stored if fact in facts]):
             if of_a != of_b:
                 texts = f"{fact} {cut(plain(of_a), 80)} and {cut(plain(of_b), 80)}"
                 message = f"{a} and {b} are not attempts of one job: {texts}"
                 raise IncompatibleRuns(message, hint="give the attempts of one training")
 
 
-def _attempt(profile: Profile, origin_ns: int) -> _Attempt:
+def _attempt(profile: Profile, origin_ns: int, at: int) -> _Attempt:
     start_ns, time = profile.origin_ns or 0, stretches(profile)
-    steps = time.steps.with_columns(trained(), end_ps=pl.col("start_ps") + pl.col("dur_ps"))
+    start_ps, hosts = (start_ns - origin_ns) * 1000, time.frame["host"].unique().sort()
+    names = {name: f"host {number}" for number, name in enumerate(hosts)}
+
+    def moved(frame: pl.DataFrame, *numbers: str) -> Any:
+        later = [pl.col("start_ps") + start_ps, *(pl.col(number) + at * _APART for number in numbers)]
+        return frame.with_columns(pl.col("host").replace(names), *later)
+
+    steps = moved(time.steps).with_columns(trained(), end_ps=pl.col("start_ps") + pl.col("dur_ps"))
     if (steps["kind"] == "train").any():
         steps = steps.filter(kind="train")
-    taken = steps.select("host", "start_ps", "end_ps", number="trained")
-    return _Attempt(profile.name, start_ns, (start_ns - origin_ns) * 1000, time, taken, time.before)
+    in_job = pl.col("trained") + pl.lit(time.before, pl.Int64)
+    steps = steps.select("host", "trained", "start_ps", "end_ps", number=in_job)
+    wall = replace(time.wall, **{name: moved(getattr(time.wall, name)) for name in _CLOCKS})
+    time = time._replace(frame=moved(time.frame, "step", "unit"), steps=moved(time.steps, "step"), wall=wall)
+    return _Attempt(profile.name, start_ns, start_ps, len(hosts), time, steps, steps.select(pl.min("number")).item())
 
 
 def _cut(found: Sequence[_Attempt]) -> int | None:
     """Return the first step of an attempt that a later one trained again, or one after all; None if unknown."""
-    firsts = [each.number() for each in found if each.steps.height]
+    firsts = [each.first for each in found if each.steps.height]
     if not found[0].steps.height or len(firsts) < 2:
         return _APART
     return None if None in firsts else min(first or 0 for first in firsts[1:])
 
 
-def _rows(attempt: _Attempt, at: int, cut: int | None) -> pl.DataFrame:
-    """Return the stretches of an attempt in the time of the job, those of lost progress as such."""
-    begins = attempt.lost(cut).group_by("host").agg(lost_ps=pl.col("start_ps").min())
-    end_ps = pl.col("start_ps") + pl.col("dur_ps")
-    rows = attempt.time.frame.join(begins, on="host", how="left").with_columns(end_ps=end_ps)
-    lost_ps = pl.col("lost_ps").fill_null(pl.col("end_ps"))
-    kept = rows.filter(pl.col("start_ps") < lost_ps).with_columns(end_ps=pl.min_horizontal("end_ps", lost_ps))
-    lost = rows.filter(pl.col("end_ps") > lost_ps).with_columns(
+def _rows(attempt: _Attempt, cut: int | None) -> pl.DataFrame:
+    """Return the stretches of an attempt, those of lost progress as such."""
+    begins = attempt.steps.filter(pl.col("number") >= cut).group_by("host").agg(lost_ps=pl.col("start_ps").min())
+    end_ps, lost_ps = pl.col("end_ps"), pl.col("lost_ps")
+    rows = attempt.time.frame.with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps"), phase=pl.lit(None, pl.Int64))
+    rows = rows.join(begins, on="host", how="left").with_columns(lost_ps.fill_null(end_ps))
+    kept = rows.filter(pl.col("start_ps") < lost_ps).with_columns(end_ps=pl.min_horizontal(end_ps, lost_ps))
+    lost = rows.filter(end_ps > lost_ps).with_columns(
         start_ps=pl.max_horizontal("start_ps", lost_ps), account=pl.lit(_LOST), detail="account"
     )
-    cells = pl.concat([kept, lost]).with_columns(
-        pl.col("start_ps") + attempt.start_ps,
-        pl.col("unit") + at * _APART,
-        dur_ps=pl.col("end_ps") - pl.col("start_ps"),
-        phase=pl.lit(None, pl.Int64),
-    )
-    return _numbered(cells.drop("lost_ps", "end_ps"), attempt, at)
-
-
-def _numbered(frame: pl.DataFrame, attempt: _Attempt, at: int) -> pl.DataFrame:
-    """Return rows with the names of hosts in the job, and step numbers of their own for each attempt."""
-    return frame.with_columns(pl.col("host").replace(attempt.hosts), pl.col("step") + at * _APART)
+    cells = pl.concat([kept, lost]).with_columns(dur_ps=end_ps - pl.col("start_ps"))
+    return cells.drop("lost_ps", "end_ps")
 
 
 def _idle(found: Sequence[_Attempt], hosts: int) -> pl.DataFrame:
     """Return the downtime before attempts, and the time of hosts that an attempt does not run on."""
     cells: list[tuple[str, int, int, str, str | None]] = []
     for a, b in pairwise(found):
-        before, after = len(a.hosts), len(b.hosts) or len(a.hosts)
+        before, after = a.hosts, b.hosts or a.hosts
         detail = None if before == after else f"from {plural(before, 'host')} to {after}"
         cells += [(f"host {i}", a.end_ps, b.start_ps - a.end_ps, "downtime", detail) for i in range(hosts)]
     for each in filter(lambda each: each.time.wall_ps, found):
-        detail, size = f"an attempt on {len(each.hosts)} of {plural(hosts, 'host')}", len(each.hosts)
-        cells += [(f"host {i}", each.start_ps, each.time.wall_ps, "resizing", detail) for i in range(size, hosts)]
+        detail = f"an attempt on {each.hosts} of {plural(hosts, 'host')}"
+        cells += [(f"host {i}", each.start_ps, each.time.wall_ps, "resizing", detail) for i in range(each.hosts, hosts)]
     rows = pl.DataFrame(cells, schema=["host", "start_ps", "dur_ps", "account", "detail"], orient="row")
     columns = found[0].time.frame.schema
     missing = [pl.lit(None, columns[name]).alias(name) for name in ("step", "phase")]
@@ -226,51 +208,30 @@ def _idle(found: Sequence[_Attempt], hosts: int) -> pl.DataFrame:
     return idle.filter(pl.col("dur_ps") > 0).select([*columns])
 
 
-def _wall(found: Sequence[_Attempt]) -> WallClock:
-    """Return what the clocks of the attempts recorded, in the time of the job."""
-
-    def moved(name: str, each: _Attempt) -> pl.DataFrame:
-        frame: pl.DataFrame = getattr(each.time.wall, name)
-        return frame.with_columns(pl.col("start_ps") + each.start_ps, pl.col("host").replace(each.hosts))
-
-    tables: dict[str, Any] = {
-        name: pl.concat([moved(name, each) for each in found]) for name in ("stalls", "load", "samples")
-    }
-    return WallClock(found[-1].end_ps, **tables)
-
-
 def _notes(found: Sequence[_Attempt], cuts: Sequence[int | None]) -> list[str]:
     notes, last = [note for attempt in found for note in attempt.time.notes], -1
     if None in cuts:
-        unknown = ", ".join([each.name for each in found if each.steps.height and each.before is None][:3])
-        notes.append(
-            f"the numbers of the steps of {unknown} in the job are unknown, and so is what was trained twice: number "
-            "them by run.step(number)"
-        )
-    for attempt in found:
-        first = attempt.number()
-        if first is not None and -1 < last < first - 1:
-            notes.append(f"steps {last + 1} to {first - 1} are in no attempt")
-        last = max(last, -1 if first is None else attempt.number(last=True) or 0)
+        unknown = ", ".join([each.name for each in found if each.steps["number"].has_nulls()][:3])
+        problem = f"the numbers of the steps of {unknown} in the job are unknown, and so is what was trained twice"
+        notes.append(f"{problem}: number them by run.step(number)")
+    for steps in (attempt.steps["number"].drop_nulls().sort() for attempt in found):
+        if len(steps) and -1 < last < steps[0] - 1:
+            notes.append(f"steps {last + 1} to {steps[0] - 1} are in no attempt")
+        last = max([last, *steps.tail(1)])
     return notes
 
 
-def _row(at: int, found: Sequence[_Attempt], cut: int | None, rows: pl.DataFrame) -> dict[str, Any]:
+def _row(at: int, found: Sequence[_Attempt], cut: int | None, rows: pl.DataFrame) -> tuple[Any, ...]:
     """Return a row of ATTEMPTS."""
-    attempt, lost_ps = found[at], rows.filter(account=_LOST)["dur_ps"].sum()
-    return {
-        "attempt": at,
-        "name": attempt.name,
-        "started": datetime.fromtimestamp(attempt.origin_ns / 1e9, UTC),
-        "wall_ps": attempt.time.wall_ps,
-        "downtime_ps": attempt.start_ps - found[at - 1].end_ps if at else None,
-        "startup_ps": attempt.steps.filter(pl.col("number") == pl.col("number").min())["end_ps"].max(),
-        "hosts": len(attempt.hosts),
-        "steps": attempt.steps["number"].n_unique(),
-        "first_step": attempt.number(),
-        "lost_steps": None if cut is None else attempt.lost(cut)["number"].n_unique(),
-        "lost_ps": None if cut is None else lost_ps // max(len(attempt.hosts), 1),
-    }
+    attempt, trained = found[at], pl.col("trained")
+    steps, lost_ps = attempt.steps, rows.filter(account=_LOST)["dur_ps"].sum() // max(attempt.hosts, 1)
+    startup_ps = steps.filter(trained == trained.min()).select(pl.max("end_ps") - attempt.start_ps).item()
+    again = steps.filter(pl.col("number") >= cut)["trained"].n_unique()
+    return (
+        *(at, attempt.name, datetime.fromtimestamp(attempt.origin_ns / 1e9, UTC), attempt.time.wall_ps),
+        *(attempt.start_ps - found[at - 1].end_ps if at else None, startup_ps, attempt.hosts),
+        *(steps["trained"].n_unique(), attempt.first, *((None, None) if cut is None else (again, lost_ps))),
+    )
 
 
 _OF_DETAIL = {

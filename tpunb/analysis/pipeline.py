@@ -24,6 +24,7 @@ import polars as pl
 
 from tpunb.errors import BadProfile
 from tpunb.frames.op_matrix import Floats, Ints, factorize
+from tpunb.io.operation_table import absent_workers
 from tpunb.step_stats.op_names import PEERS
 
 _STREAMS = ("forward-send", "forward-recv", "backward-send", "backward-recv")
@@ -114,14 +115,31 @@ class Replay:
         return np.asarray(found[np.argsort(self._step[found], kind="stable")])
 
 
+def obstacle(pipeline: pl.DataFrame) -> str | None:
+    """Return why a job cannot be replayed, None if it can: ``tpunb.schema.PIPELINE``.
+
+    >>> obstacle(pl.DataFrame({"stage": [0, 2], "op": ["forward-send", "forward-recv"], "chunk": [0, 0]}))
+    'no rank of stage 1 has operations'
+    """
+    if pipeline.filter(pl.col("chunk") >= 0)["chunk"].n_unique() > 1:
+        return "stages have several model chunks, whose order is not replayed"
+    for direction in _LINKS:
+        ends = {f"{direction}-send", f"{direction}-recv"}
+        if len(absent := ends - {*pipeline["op"]}) == 1:
+            return f"no rank has operations of type {absent.pop()}"
+    peers = pl.col("stage") + (pl.col("op") == "forward-send") - (pl.col("op") == "forward-recv")
+    stages, linked = {*pipeline["stage"]}, {*pipeline.select(peers).to_series()}
+    missing = {*range(min(stages | linked), max(stages | linked) + 1)} - stages
+    return f"no rank of stage {min(missing)} has operations" if missing else None
+
+
 def replay(pipeline: pl.DataFrame) -> Replay:
     """Return the replay of complete steps, ``tpunb.schema.PIPELINE``.
 
     A stage and data-parallel rank without a worker gets the operations of another rank, at their typical length.
     Clocks are compared by the ends of communications, which peers reach together.
     """
-    rows = pipeline.with_columns(pl.col("op", "host").cast(pl.String), absent=pl.lit(False))
-    rows = pl.concat([rows, *_stand_ins(rows)])
+    rows = _with_stand_ins(pipeline.with_columns(pl.col("op", "host").cast(pl.String), absent=pl.lit(value=False)))
     workers = rows.group_by(_WORKER).agg(pl.col("host").first()).sort(_WORKER).with_row_index("worker")
     stream = pl.col("op").replace_strict({name: n for n, name in enumerate(_STREAMS, 1)}, default=0)
     rows = rows.join(workers.drop("host"), on=_WORKER, maintain_order="left").with_columns(stream=stream)
@@ -139,15 +157,12 @@ def replay(pipeline: pl.DataFrame) -> Replay:
     return Replay(rows, workers, rows["peers"].to_numpy(), before, after)
 
 
-def _stand_ins(rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield the operations of workers without any, after those of another in the stage."""
-    present = rows.select(_WORKER).unique()
-    grid = present.select(pl.col("stage").unique()).join(present.select(pl.col("dp_rank").unique()), how="cross")
-    donors = present.group_by("stage").agg(donor=pl.col("dp_rank").min())
-    for stage, rank, donor in grid.join(present, on=_WORKER, how="anti").join(donors, on="stage").sort(_WORKER).rows():
-        copy = rows.filter(pl.col("stage") == stage, pl.col("dp_rank") == donor)
-        of_rank = pl.lit(rank, pl.Int64).alias("dp_rank"), pl.lit(None, pl.String).alias("host")
-        yield copy.with_columns(*of_rank, absent=pl.lit(True))
+def _with_stand_ins(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add the operations of workers without any, after those of another in the stage."""
+    donors = rows.group_by("stage").agg(donor=pl.col("dp_rank").min())
+    copies = absent_workers(rows).join(donors, on="stage").join(rows, left_on=["stage", "donor"], right_on=_WORKER)
+    copies = copies.with_columns(host=pl.lit(None, pl.String), absent=pl.lit(value=True))
+    return pl.concat([rows, copies.select(rows.columns)])
 
 
 def _peers(rows: pl.DataFrame) -> Ints:
@@ -200,16 +215,17 @@ def _timed(rows: pl.DataFrame) -> pl.DataFrame:
     """Add ``active_ps``, time from the start of the last peer, and ``typical_ps``: mean, of communications the median.
 
     Operations with peers of which there is no data take their typical time, those of a worker without data as long as
-    others in their stage.
+    those of the fastest in their stage.
     """
     active, end = pl.col("active_ps"), pl.col("start_ps") + pl.col("dur_ps")
     alone = pl.col("op").is_in(_STREAMS) & (pl.len().over("peers") == 1)
     from_last = (end - pl.col("start_ps").max().over("peers")).clip(0).cast(pl.Float64)
     rows = rows.with_columns(active_ps=pl.when(~alone & ~pl.col("absent").any().over("peers")).then(from_last))
+    of_worker = pl.when(_LOCAL).then(active.mean().over("op", "worker"))
+    rows = rows.with_columns(active_ps=pl.coalesce(active, of_worker.min().over("op", "stage")))
     typical = pl.when(_LOCAL).then(active.mean().over("op")).otherwise(active.median().over("op"))
     rows = rows.with_columns(typical_ps=pl.coalesce(typical, pl.col("dur_ps").min().over("op").cast(pl.Float64)))
-    of_stage = pl.when(_LOCAL).then(active.mean().over("op", "stage"))
-    return rows.with_columns(active_ps=pl.coalesce(active, of_stage, "typical_ps"))
+    return rows.with_columns(active_ps=pl.coalesce(active, "typical_ps"))
 
 
 def _waits(rows: pl.DataFrame) -> Iterator[tuple[Ints, Ints]]:

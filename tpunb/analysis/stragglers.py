@@ -16,7 +16,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.analysis import batch_means
 from tpunb.analysis.barriers import Barriers, clocks, find_barriers, median
-from tpunb.analysis.pipeline import Replay, replay
+from tpunb.analysis.pipeline import Replay, obstacle, replay
 from tpunb.analysis.run import Run, loaded, steps
 from tpunb.errors import NoSteps
 from tpunb.frames import Steps
@@ -26,7 +26,7 @@ from tpunb.frames.op_matrix import Bools, Floats, Ints
 from tpunb.frames.steps import HostTables
 from tpunb.step_stats import op_names
 from tpunb.step_stats.merge_hosts import host_tables, of_job
-from tpunb.text import cut, percent, plain, plural
+from tpunb.text import cut, duration, percent, plain, plural
 
 _MOST_NAMED = 4  # hosts in a sentence
 
@@ -86,42 +86,47 @@ class Hosts(Tabular):
         return "; ".join(self._parts())
 
     def _parts(self) -> Iterator[str]:
-        present, lost = self.frame.filter(pl.col("lost").is_null()), self.frame["lost"].drop_nulls()
+        present, lost = self.frame.filter(pl.col("lost").is_null()), self.frame.drop_nulls("lost")
         named, judged = present.filter("named"), present.drop_nulls("costs_ps")
-        first = plural(present.height, "host")
+        first = f"{plural(present.height, 'host')}, "
         if self.slowdown is not None:
-            first += f", slowdown {self.slowdown:.2f} against operations of typical length"
+            first += f"slowdown {self.slowdown:.2f} against operations of typical length: "
         if self.cause in _UNEVEN:
             stage = self.what_if.filter(part="stage").sort("slowdown")["name"][-1]
             slowest = f", of which stage {stage} is the slowest" if self.cause == "stage" else ""
-            gain = f"even work would gain {self._gain(self.cause)} of step time"
-            yield f"{first}, by {_UNEVEN[self.cause]}{slowest}: {gain}"
+            yield f"{first}{_UNEVEN[self.cause]}{slowest}"
+            yield from self._gain(self.cause, "even work would gain {} of step time")
         elif judged.is_empty():
-            yield f"{first}, none waits for another"
+            yield f"{first}none {'is judged' if self.by == 'replay' else 'waits for another'}"
         elif named.is_empty():
             gain = percent(self.share(judged["costs_ps"][0]), 2)
-            worst = f" more than their spread explains, {_name(judged.row(0, named=True))} by {gain} of step time"
-            yield f"{first}, none delays the others{worst if judged['costs_ps'][0] else ''}"
+            most = f", {_name(judged.row(0, named=True))} by {gain} of step time" * (judged["costs_ps"][0] > 0)
+            none = "none delays the others" + " more than their spread explains" * bool(most)
+            yield first + ("cause unknown" if self.cause == "unknown" else none) + most
         else:
             rows = [*named.head(_MOST_NAMED).iter_rows(named=True)]
-            each = (f"{_name(row)} to gain {percent(self.share(row['costs_ps']), 1)} ({_why(row)})" for row in rows)
+            gains = [f"{_name(row)} to gain {percent(self.share(row['costs_ps']), 1)}" for row in rows]
+            gains[0] += " of step time"
+            each = [f"{gain} ({_why(row)})" for gain, row in zip(gains, rows, strict=True)]
             more = f" and {named.height - _MOST_NAMED} more" if named.height > _MOST_NAMED else ""
-            yield f"{first}, replace {', '.join(each)}{more}"
-            together = percent(self.share(named["together_ps"][-1]), 1)
-            yield f"{together} together, of step time" if named.height > 1 else "of step time"
-            yield from [f"95 % interval {self._gain('worker')}"] if self.cause == "worker" else []
+            yield f"{first}replace {', '.join(each)}{more}"
+            if named.height > 1:
+                yield f"{percent(self.share(named['together_ps'][-1]), 1)} together"
+            yield from self._gain("worker") if self.cause == "worker" else ()
         if self.by == "step ends" and not judged.is_empty():
             yield f"judged by {self.by}, as no collectives are recorded"
-        if lost.len():
-            yield f"{lost.len():,} lost"
+        if lost.height:
+            more = ", ..." * (lost.height > _MOST_NAMED)
+            yield f"{lost.height:,} lost: {', '.join(map(_name, lost.head(_MOST_NAMED).iter_rows(named=True)))}{more}"
         yield from map(plain, self.notes)
 
-    def _gain(self, cause: str) -> str:
-        """Return the interval of the gain by a cause in a pipeline."""
-        row = self.what_if.filter(part="cause", name=cause).row(0, named=True)
+    def _gain(self, cause: str, words: str = "") -> Iterator[str]:
+        """Yield the gain without a cause in a pipeline, in words if there are any, and its interval if known."""
+        times = self.what_if.filter(part="cause", name=cause).select("gain_ps", "low_ps", "high_ps").row(0)
         steps = self.lateness["step"].n_unique()
-        ends = [row[end] for end in ("low_ps", "high_ps") if row[end] is not None] or [row["gain_ps"]]
-        return " to ".join(percent(self.share(end * steps), 1) for end in ends)
+        gain, *ends = (percent(self.share(time * steps), 1) for time in times if time is not None)
+        yield from [words.format(gain)] if words else []
+        yield from [f"95 % interval {' to '.join(ends)}"] if ends else []
 
     def __repr__(self) -> str:
         return f"Hosts({self.sentence})"
@@ -183,7 +188,8 @@ def _hosts(steps: Steps) -> Hosts:
     if frame.is_empty():
         raise NoSteps(f"{steps.name or 'the job'} has no step that was traced in full")
     if not steps.pipeline.is_empty():
-        return _of_pipeline(steps.pipeline, tables, frame)
+        reason = obstacle(steps.pipeline)
+        return _of_pipeline(steps.pipeline, tables, frame) if reason is None else _unjudged(tables, frame, reason)
     barriers = find_barriers(tables, frame)
     tops = [_top(barriers.wait[np.ix_(*block)], block) for block in barriers.blocks]
     costs, last = _costs(barriers, tops)
@@ -204,20 +210,17 @@ def _hosts(steps: Steps) -> Hosts:
         named=pl.int_range(pl.len()) < len(named),
     )
     reasons = causes(barriers, tables, frame, late, named.tolist())
-    lost = tables.lost.select(host="what", lost="reason")
-    parts = [rows.join(reasons, on="host", how="left", maintain_order="left"), lost]
     every = [int(step) for step in barriers.steps]
+    lateness = {
+        "host": pl.Series(barriers.hosts, dtype=schema.NAME)[np.repeat(np.arange(len(names)), len(every))],
+        "step": np.tile(every, len(names)),
+        "late_ps": np.rint(late.T).astype(np.int64).ravel(),
+    }
     return Hosts(
-        pl.concat(parts, how="diagonal"),
+        _with_lost(rows.join(reasons, on="host", how="left", maintain_order="left"), tables),
         _critical(barriers, skew),
-        pl.DataFrame(
-            {
-                "host": pl.Series(barriers.hosts, dtype=schema.NAME)[np.repeat(np.arange(len(names)), len(every))],
-                "step": np.tile(every, len(names)),
-                "late_ps": np.rint(late.T).astype(np.int64).ravel(),
-            }
-        ),
-        int(frame.group_by("step").agg(pl.col("dur_ps").median())["dur_ps"].sum()),
+        pl.DataFrame(lateness),
+        _span_ps(frame),
         barriers.by,
         barriers.notes,
     )
@@ -461,6 +464,24 @@ _NEARLY = 0.9  # of the gain of a third of the workers
 _SLOWEST = 0.03  # share of workers that count as the slowest, at least one (Eq. 5)
 
 
+def _unjudged(tables: HostTables, frame: pl.DataFrame, reason: str) -> Hosts:
+    """Return the hosts of a pipeline that cannot be replayed: the ends of its steps do not show who waits for whom."""
+    names = frame.select(pl.col("host").unique(maintain_order=True), named=pl.lit(value=False))
+    chain, lateness = pl.DataFrame(schema=schema.CRITICAL), pl.DataFrame(schema=schema.LATENESS)
+    return Hosts(_with_lost(names, tables), chain, lateness, _span_ps(frame), "replay", (reason,))
+
+
+def _with_lost(rows: pl.DataFrame, tables: HostTables) -> pl.DataFrame:
+    """Return ``tpunb.schema.HOSTS``: some columns of the hosts, then those that are lost."""
+    lost = tables.lost.select(host="what", lost="reason")
+    return pl.concat([pl.DataFrame(schema=schema.HOSTS), rows, lost], how="diagonal_relaxed")
+
+
+def _span_ps(frame: pl.DataFrame) -> int:
+    """Return the step time of a job, median over hosts."""
+    return int(frame.group_by("step").agg(pl.col("dur_ps").median())["dur_ps"].sum())
+
+
 def _of_pipeline(pipeline: pl.DataFrame, tables: HostTables, frame: pl.DataFrame) -> Hosts:
     """Return the hosts of a job with pipeline parallelism, by its replay with operations of typical length."""
     job = replay(pipeline.filter(pl.col("step").is_in(frame["step"].unique().to_list())))
@@ -496,23 +517,17 @@ def _of_pipeline(pipeline: pl.DataFrame, tables: HostTables, frame: pl.DataFrame
     most = causes.filter(pl.col("name").replace_strict(eligible)).sort("explained")["name", "explained"].row(-1)
     cause = "none" if slowdown < _SLOW else most[0] if (most[1] or 0) >= _CAUSED else "unknown"
     steps, chain = job.table["step"].unique().sort(), job.table.gather(job.chain())
+    segment, dur_ps = pl.int_range(1, pl.len() + 1).over("step"), pl.col("active_ps").round()
+    chain = chain.select("step", "host", "op", segment=segment, dur_ps=dur_ps, device=None, gain_ps=None)
+    late = {"host": job.workers["host"].gather(np.repeat(tried, len(steps))), "step": np.tile(steps, len(tried))}
+    skew_ps = int(np.ptp(job.workers["skew_ps"].to_numpy()))
     return Hosts(
-        _worker_rows(job, order, few if cause == "worker" else few[:0], alone, joint, tables.lost),
-        chain.select(
-            *("step", "host", "op"),
-            segment=pl.int_range(1, pl.len() + 1).over("step"),
-            dur_ps=pl.col("active_ps").round(),
-            **dict.fromkeys(("device", "gain_ps")),
-        ),
-        pl.DataFrame(
-            {
-                "host": job.workers["host"].gather(np.repeat(tried, len(steps))),
-                "step": np.tile(steps, len(tried)),
-                "late_ps": alone.T.ravel().round(),
-            }
-        ),
-        int(frame.group_by("step").agg(pl.col("dur_ps").median())["dur_ps"].sum()),
+        _with_lost(_worker_rows(job, order, few if cause == "worker" else few[:0], alone, joint), tables),
+        chain,
+        pl.DataFrame(late | {"late_ps": alone.T.ravel().round()}),
+        _span_ps(frame),
         "replay",
+        (f"clocks differ by up to {duration(skew_ps)}, which is corrected",) * (skew_ps > 0),
         what_if=pl.concat([*parts, causes]),
         cause=cause,
     )
@@ -559,10 +574,8 @@ def _follows_sequence(job: Replay) -> bool:
     return bool(np.nanmedian(pairs["alike"].to_numpy()) >= _ALIKE) if len(pairs) else False
 
 
-def _worker_rows(
-    job: Replay, order: Ints, named: Ints, alone: Floats, joint: Floats, lost: pl.DataFrame
-) -> pl.DataFrame:
-    """Return ``tpunb.schema.HOSTS``, the slowest first, then those that are lost."""
+def _worker_rows(job: Replay, order: Ints, named: Ints, alone: Floats, joint: Floats) -> pl.DataFrame:
+    """Return rows of ``tpunb.schema.HOSTS``, the slowest first."""
     more = job.table.group_by("worker", "op").agg(more=(pl.col("active_ps") - pl.col("typical_ps")).sum())
     worst = more.sort("more", "op").group_by("worker", maintain_order=True).last()
     rows: pl.DataFrame = job.workers[order.tolist()].join(worst, on="worker", how="left", maintain_order="left")
@@ -571,12 +584,10 @@ def _worker_rows(
     sums = pl.DataFrame({name: pl.Series(values).round().cast(pl.Int64) for name, values in columns.items()})
     often = pl.Series([_recurrence(gain.clip(0)) for gain in alone.T], dtype=pl.String)
     tried = sums.with_columns(job.workers["worker"].gather(order[: len(sums)]), often.alias("recurrence"))
-    rows = rows.join(tried, on="worker", how="left", maintain_order="left").select(
+    return rows.join(tried, on="worker", how="left", maintain_order="left").select(
         *("host", "skew_ps", *columns),
         named=is_named,
         cause=pl.when(is_named).then(pl.when(local).then(pl.lit("compute")).otherwise(pl.lit("unknown"))),
         op=pl.when(is_named & local).then("op"),
         recurrence=pl.when(is_named).then("recurrence"),
     )
-    whole = [pl.DataFrame(schema=schema.HOSTS), rows, lost.select(host="what", lost="reason")]
-    return pl.concat(whole, how="diagonal")

@@ -40,7 +40,8 @@ def hosts(found: Hosts) -> LayerPicture:
         raise wrong_type("hosts", "found", "be Hosts", found, hint="tp.hosts(steps)")
     judged = found.frame.drop_nulls("costs_ps")
     if judged.is_empty() or found.lateness.is_empty():
-        raise TpunbError("no host waits for another", hint="load the profiles of all hosts of the job")
+        problem = found.notes[0] if found.by == "replay" else "no host waits for another"
+        raise TpunbError(problem, hint="load the profiles of all hosts of the job")
     shown = judged.head(min(max(int(judged["named"].sum()), _FEWEST_ROWS), _ROWS))
     facts = _facts(found, shown)
     steps = found.lateness["step"].unique().sort()

@@ -65,10 +65,8 @@ def _cells(found: Hosts) -> pl.DataFrame:
         found.what_if.filter(part=part).select(pl.col("name").cast(pl.Int64).alias(part), "slowdown")
         for part in ("stage", "data-parallel rank")
     )
-    of_worker = (
-        found.what_if.filter(part="worker").with_columns(pl.col("name").str.extract_groups(_PLACE)).unnest("name")
-    )
-    of_worker = of_worker.select(pl.col("stage", "rank").cast(pl.Int64), exact="slowdown")
+    places = pl.col("name").str.extract_groups(_PLACE).struct.unnest().cast(pl.Int64)
+    of_worker = found.what_if.filter(part="worker").select(places, exact="slowdown")
     cells = stages.join(ranks.sort("slowdown").tail(_RANKS), how="cross").rename({"data-parallel rank": "rank"})
     cells = cells.join(of_worker, on=["stage", "rank"], how="left")
     cells = cells.with_columns(slowdown=pl.coalesce("exact", pl.min_horizontal("slowdown", "slowdown_right")).round(4))
@@ -100,13 +98,12 @@ def _chain(found: Hosts, step: int) -> pl.DataFrame:
     )
     stage = pl.col("host").str.extract(r"stage (\d+)").cast(pl.Int64)
     hosts = rows.select(pl.col("host").unique()).sort(stage, "host")["host"].to_list()
-    labels = dict(zip(hosts, names_of(hosts), strict=True))
     end = pl.col("dur_ps").cum_sum() / 1e12
     direction = pl.col("op").str.extract("^(forward|backward)-").fill_null("other computation")
     times = pl.format("{}: {}, {} ms", "label", "op", (pl.col("dur_ps") / 1e9).round(1))
     return rows.with_columns(
-        label=pl.col("host").replace_strict(labels),
-        place=pl.col("host").replace_strict({host: n for n, host in enumerate(hosts)}),
+        label=pl.col("host").replace_strict(hosts, names_of(hosts)),
+        place=pl.col("host").cast(pl.Enum(hosts)).to_physical(),
         kind=pl.when(pl.col("op").str.contains(PEERS)).then(pl.lit("communication")).otherwise(direction),
         begin=(end - pl.col("dur_ps") / 1e12).round(6),
         end=end.round(6),

@@ -227,12 +227,10 @@ def _storage_benchmark(
         raise ProfileNotFound(
             f"{where} holds results of {len(folders)} runs of DLIO", hint=f"load one of {', '.join(folders[:8])}"
         )
-    beside = {file.name: file for file in fitting[0].parent.children()}
-    epochs = beside.get(storage_benchmark.EPOCHS)
-    contents = {file.name: storage.read(file).tobytes() for file in fitting}
-    return storage_benchmark.profile(
-        contents, None if epochs is None else storage.read(epochs).tobytes(), where.name, where.source
-    )
+    names = (storage_benchmark.EPOCHS, *[storage_benchmark.SUMMARY] * where.is_folder)
+    beside = [file for file in fitting[0].parent.children() if file.name in names]
+    contents = {file.name: storage.read(file).tobytes() for file in [*fitting, *beside]}
+    return storage_benchmark.profile(contents, where.name, where.source)
 
 
 _MOST_TABLES = 8  # of a folder, which may hold any others

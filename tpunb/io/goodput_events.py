@@ -52,6 +52,8 @@ _ORBAX = {  # of Orbax' records of a kind: start and seconds, and the account
     "restore": ("checkpoint_manager", "checkpoint restore"),
     "emergency_restore": ("checkpoint_manager", "checkpoint restore"),
 }
+_NOTHING = ("flush", "record_checkpoint_progress", "record_elastic_slice_counts")
+# each call has written its event, what was lost follows from the steps, and waits for slices have events of their own
 _EVALUATES = ("eval", "valid")  # in the type of a custom event
 
 
@@ -79,7 +81,9 @@ class GoodputRecorder:
         self._path = Path(path) if logging_enabled else None
 
     def __getattr__(self, method: str) -> Callable[..., None]:
-        """Return the method that records an event."""
+        """Return the method that records an event, or one that does nothing."""
+        if method in _NOTHING:
+            return lambda *_, **__: None
         event = method.removeprefix("record_").replace("preparation", "prep")
         name = event.removesuffix("_start_time").removesuffix("_end_time")
         if name == event or (name not in ("job", *_SPANS) and event != "step_start_time"):
@@ -97,15 +101,6 @@ class GoodputRecorder:
                     file.write(json.dumps({"job_name": self.job_name, **facts, event: time.timestamp()}) + "\n")
         except (OSError, TypeError, ValueError) as error:  # which must not end the training
             warnings.warn(f"{self._path}: {event} was not written: {format_error(error)}", stacklevel=2)
-
-    def record_checkpoint_progress(self, step: int, checkpoint_start_time: datetime) -> None:
-        """Do nothing, as that library does: what was lost follows from the steps."""
-
-    def record_elastic_slice_counts(self, *counts: int, **options: object) -> None:
-        """Do nothing: waits for slices have events of their own."""
-
-    def flush(self) -> None:
-        """Do nothing: each call has written its event."""
 
 
 @dataclass
@@ -168,9 +163,8 @@ class _Attempt:
         tables["ticks"] = pl.DataFrame(ticks, schema=run_folder.TICKS, orient="row")
         wall = WallClock(ps(self.end), spans=pl.DataFrame(rows, schema=schema.SPANS, orient="row"))
         stored = Steps(*aggregate.merge(tables), name=name, metadata={"job": job}, wall=wall, steps_before=0)
-        empty = pl.DataFrame(schema=schema.HARDWARE)
-        windows = tables["windows"]
-        return Profile(name, name, windows, empty, ps(self.end), origin_ns, stored, notes=notes)
+        hardware = pl.DataFrame(schema=schema.HARDWARE)
+        return Profile(name, name, tables["windows"], hardware, wall.span_ps, origin_ns, stored, notes=notes)
 
 
 def attempts(file: Location) -> list[Profile]:
@@ -188,9 +182,7 @@ def attempts(file: Location) -> list[Profile]:
                 damaged.append(f"line {number}: {format_error(error)}")
     if len(jobs) > 1:
         listed = ", ".join(cut(plain(job)) for job in sorted(jobs)[:3])
-        raise BadProfile(
-            f"{file}: events of {len(jobs)} jobs: {listed}", hint="write the events of each job to its file"
-        )
+        raise BadProfile(f"{file}: events of {len(jobs)} jobs: {listed}", hint="write each job to a file of its own")
     if not jobs or not events:
         return []
     found = list[_Attempt]()

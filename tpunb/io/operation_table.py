@@ -44,7 +44,7 @@ _ENOUGH = 4  # of the required columns, by which a table is one of operations
 _MOST_S = 2**62 / 1e12
 _MOST_NUMBER = 2**24  # ranks and stages: more are no such numbers
 _OVERLAP = 0.01  # of a step: start times may be rounded
-_SHOWN = 8  # steps and workers in a note
+_SHOWN = 8  # steps in a note
 
 
 def profile(file: Location, name: str, source: Path | str) -> Profile | None:
@@ -62,23 +62,17 @@ def profile(file: Location, name: str, source: Path | str) -> Profile | None:
     rows, laid = _in_sequence(rows)
     notes += ["times are relative to their step: steps are placed one after the other"] if laid else []
     damaged = _cut(rows)
-    notes += [f"{plural(len(damaged), 'step')} without all operations: {_listed(damaged)}"] if damaged else []
+    listed = ", ".join(map(str, damaged[:_SHOWN])) + ", ..." * (len(damaged) > _SHOWN)
+    notes += [f"{plural(len(damaged), 'step')} without all operations: {listed}"] if damaged else []
     span_ps = int(rows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item())
     windows = rows.group_by("host", maintain_order=True).agg(
         start_ps=pl.col("start_ps").min(), events=pl.len().cast(pl.Int64), steps=pl.col("step").n_unique()
     )
-    unset = {name: pl.lit(None) for name in ("latency_ps", "error", "reason")}
-    windows = windows.with_columns(window=pl.lit(0), dur_ps=span_ps - pl.col("start_ps"), bytes=file.size, **unset)
+    windows = windows.with_columns(window=pl.lit(0), dur_ps=span_ps - pl.col("start_ps"), bytes=file.size)
     lost = pl.DataFrame(absent, schema=schema.LOST, orient="row")
-    chunks = rows.filter(pl.col("chunk") >= 0)["chunk"].n_unique() if "chunk" in rows.columns else 1
-    notes += ["stages have several model chunks, so that the job is not replayed"] if chunks > 1 else []
-    steps = replace(_steps(rows, damaged, chunks), windows=windows, name=name, source=source, lost=lost)
+    steps = replace(_steps(rows, damaged), windows=windows, name=name, source=source, lost=lost)
     hardware = pl.DataFrame(schema=schema.HARDWARE)
     return Profile(name, source, windows, hardware, span_ps, stored=steps, notes=tuple(notes))
-
-
-def _listed(values: list[int]) -> str:
-    return ", ".join(map(str, values[:_SHOWN])) + ", ..." * (len(values) > _SHOWN)
 
 
 def _read(file: Location) -> pl.DataFrame | None:
@@ -131,10 +125,15 @@ def _workers(rows: pl.DataFrame, file: Location) -> tuple[pl.DataFrame, list[tup
     kept = rows.join(workers, on=["stage", "dp_rank", "rank"], how="semi", maintain_order="left")
     beside = rows["rank"].n_unique() - len(workers)
     notes = [f"{plural(beside, 'rank')} beside others of the same stage and data-parallel rank"] * (beside > 0)
-    grid = workers.select(pl.col("stage").unique()).join(workers.select(pl.col("dp_rank").unique()), how="cross")
-    missing = grid.join(workers, on=["stage", "dp_rank"], how="anti").sort("stage", "dp_rank").rows()
+    missing = absent_workers(workers).rows()
     absent = [(f"stage {stage}, dp {rank}", "no rank of this stage has operations") for stage, rank in missing]
     return kept.with_columns(host=pl.format("rank{} (stage {}, dp {})", "rank", "stage", "dp_rank")), absent, notes
+
+
+def absent_workers(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return (stage, dp_rank) of workers without operations: each stage has all data-parallel ranks."""
+    stages, ranks = (rows.select(pl.col(name).unique().sort()) for name in ("stage", "dp_rank"))
+    return stages.join(ranks, how="cross").join(rows, on=["stage", "dp_rank"], how="anti", maintain_order="left")
 
 
 def _in_sequence(rows: pl.DataFrame) -> tuple[pl.DataFrame, bool]:
@@ -161,7 +160,7 @@ def _cut(rows: pl.DataFrame) -> list[int]:
     return counts.filter(few)["step"].unique().sort().to_list()
 
 
-def _steps(rows: pl.DataFrame, damaged: list[int], chunks: int) -> Steps:
+def _steps(rows: pl.DataFrame, damaged: list[int]) -> Steps:
     end, key = pl.col("start_ps") + pl.col("dur_ps"), ["host", "step"]
     frame = (
         rows.sort("host", "step")
@@ -180,4 +179,4 @@ def _steps(rows: pl.DataFrame, damaged: list[int], chunks: int) -> Steps:
     ops = sums.with_columns(
         side=pl.lit("device"), category=pl.when(pl.col("op").str.contains(PEERS)).then(pl.lit("all-reduce"))
     )
-    return Steps(frame, ops, pipeline=schema.check(rows.clear() if chunks > 1 else rows, schema.PIPELINE, "pipeline"))
+    return Steps(frame, ops, pipeline=rows)

@@ -413,15 +413,17 @@ def _tail(contents: Mapping[str, _Source]) -> tuple[pl.DataFrame, _Lost]:
         return _stack([], "ticks"), [(TAIL, f"cannot be read: {format_error(error)}")]
 
 
-def journal_row(record: Sequence[object]) -> tuple[bytes, int]:
+_LINE = "\t".join(["%s"] * len(JOURNAL))
+
+
+def journal_row(record: tuple[int, *tuple[object, ...]]) -> tuple[bytes, int]:
     r"""Return a row of the journal, and its place.
 
-    >>> row, at = journal_row([2050, "train", 17, 23, None, None, None, "keras", 0])
+    >>> row, at = journal_row((2050, "train", 17, 23, None, None, None, "keras", 0))
     >>> row.strip(), at
     (b'2050\ttrain\t17\t23\tNone\tNone\tNone\tkeras\t0', 320)
     """
-    text = "\t".join(map(str, record[: len(JOURNAL)])).encode()
-    return text[: _ROW - 1].ljust(_ROW - 1) + b"\n", int(str(record[0])) % LATEST_STEPS * _ROW
+    return (_LINE % record).encode()[: _ROW - 1].ljust(_ROW - 1) + b"\n", record[0] % LATEST_STEPS * _ROW
 
 
 def _latest(source: _Source | None, facts: Mapping[str, Any], ticks: pl.DataFrame) -> tuple[pl.DataFrame, int | None]:

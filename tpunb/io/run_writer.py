@@ -13,7 +13,7 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -98,7 +98,7 @@ class RunWriter:
         """
         self.moved = self._files.open()
 
-    def step(self, record: Sequence[object]) -> None:
+    def step(self, record: tuple[int, *tuple[object, ...]]) -> None:
         """Write a step on a local disk, with the columns of ``run_folder.JOURNAL``, where a kill leaves it."""
         if not self._journaled and isinstance(self._files, LocalFiles):
             self._journaled = True

@@ -30,6 +30,9 @@ _FILES: dict[str, dict[str | None, dict[str, str]]] = {
     "orbax.checkpoint.checkpoint_manager": {
         "CheckpointManager": {"save": _SAVES, "wait_until_finished": _SAVES, "restore": _RESTORES}
     },
+    "orbax.checkpoint.experimental.v1._src.training.checkpointer": {
+        "Checkpointer": {"load": _RESTORES, "load_checkpointables": _RESTORES}
+    },
     "orbax.checkpoint._src.checkpointers.checkpointer": {"Checkpointer": {"save": _SAVES, "restore": _RESTORES}},
     "orbax.checkpoint._src.checkpointers.async_checkpointer": {
         "AsyncCheckpointer": {"save": _SAVES, "wait_until_finished": _SAVES}

@@ -92,14 +92,20 @@ def _with_inferred_steps(tables: Tables) -> Tables:
 
 
 def _without_phantom_steps(tables: Tables) -> Tables:
+    """Leave out steps that were open during a window, and became a part of the step before or of none."""
     clocked = tables["ticks"].select(*_KEY, "start_ps")
+    last = clocked.group_by("host").agg(last=pl.col("step").max())
+    open_ones = tables["steps"].filter(traced="partial", rule="clock").join(last, on="host")
+    dropped = open_ones.filter(pl.col("step") < pl.col("last")).join(clocked, on=_KEY, how="anti").select(_KEY)
     unknown = tables["steps"].join(clocked, on=_KEY, how="anti").select(*_KEY, "start_ps")
     before = clocked.select("host", "start_ps", step=pl.col("step") + 1, to="step")
     moved = unknown.join(before, on=[*_KEY, "start_ps"]).select(*_KEY, "to").unique(_KEY)
-    if moved.is_empty():
+    dropped = dropped.join(moved, on=_KEY, how="anti")
+    if dropped.is_empty() and moved.is_empty():
         return tables
     step = pl.coalesce("to", "step")
-    return _changed(tables, lambda frame: frame.join(moved, on=_KEY, how="left").with_columns(step=step).drop("to"))
+    kept = _changed(tables, lambda frame: frame.join(dropped, on=_KEY, how="anti"))
+    return _changed(kept, lambda frame: frame.join(moved, on=_KEY, how="left").with_columns(step=step).drop("to"))
 
 
 def _changed(tables: Tables, change: Callable[[pl.DataFrame], pl.DataFrame]) -> Tables:
