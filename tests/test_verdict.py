@@ -132,6 +132,8 @@ def test_steps_that_run_eagerly_are_named_before_what_they_cause():
         ("tf.data", [], "tune the input pipeline"),
         ("tf.data", [(41, 1, "tuning", "trials")], "the pipeline is tuned already: "),
         ("DataLoader", [], "give the DataLoader workers"),
+        ("DataLoader with workers", [], "give it more workers (num_workers=)"),
+        ("DataLoader with workers", [(41, 1, "tuning", "trials")], "its workers are tuned already"),
         ("arrays", [], "use larger batches"),
         ("unheard of", [], "prepare batches in parallel"),
     ],

@@ -87,6 +87,7 @@ _OF_INPUT = {
     "PyDataset": "give it workers (workers=, use_multiprocessing=, max_queue_size=), read more per batch at once",
     "generator": "make batches in a keras.utils.PyDataset or a tf.data.Dataset, which prepare them ahead of the steps",
     "DataLoader": "give the DataLoader workers: `DataLoader(..., num_workers=2, persistent_workers=True)`",
+    "DataLoader with workers": "give it more workers (num_workers=), store prepared items, transform whole batches",
     "tuned DataLoader": "its workers are tuned already: store prepared items, use more processors",
     "TensorDataset": "take batches of its tensors by index (x[order[i:i + n]]): a DataLoader reads its rows one by one",
     "Grain": "give Grain threads: `ds.to_iter_dataset(grain.ReadOptions(num_threads=16, prefetch_buffer_size=500))`",

@@ -463,7 +463,9 @@ def traits(steps: Steps) -> dict[str, str | None]:
     framework = next((name for name, pattern in _FRAMEWORKS.items() if names.str.contains(pattern).any()), None)
     if framework != "PyTorch" and (steps.frame["rule"] == "keras").any():  # on any backend with such parameters
         framework = "Keras"
-    return {"data": f"tuned {data}" if data and tuned else data, "framework": framework}
+    if data and tuned:
+        data = f"tuned {data.removesuffix(' with workers')}"
+    return {"data": data, "framework": framework}
 
 
 _CHANGED = {"^a new function": "function", r"\w\[|\w\(": "shape", r" = ": "value"}

@@ -58,11 +58,13 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
         __tracebackhide__ = True
         if not loop.is_training():
             return original(self)
+        workers = getattr(self, "num_workers", 0) > 0
         of_tensors = type(getattr(self, "dataset", None)) is sys.modules["torch"].utils.data.TensorDataset
-        loop.clock.metadata.setdefault("data", "TensorDataset" if of_tensors else "DataLoader")
+        data = "DataLoader with workers" if workers else "TensorDataset" if of_tensors else "DataLoader"
+        loop.clock.metadata.setdefault("data", data)
         if loop.clock.loads:
             return original(self)
-        anew = getattr(self, "num_workers", 0) > 0 and not getattr(self, "persistent_workers", True)
+        anew = workers and not getattr(self, "persistent_workers", True)
         with loop.clock.within("data loading", "start of workers" if anew else "start of a DataLoader"):
             return original(self)
 
