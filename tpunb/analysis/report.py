@@ -301,7 +301,7 @@ class _Writer:
         hosts = pl.when(pl.col("phase").is_null()).then(1).otherwise(self._hosts)  # of a phase it is a sum over them
         advice = self._advice.with_columns(pl.col("saves_ps") / hosts)
         worth = advice.filter(saves | (pl.col("saves_ps").is_null() & (pl.col("rule") != "unseen")))
-        for row in worth.head(_ACTIONS).iter_rows(named=True):
+        for row in worth.unique("action", keep="first", maintain_order=True).head(_ACTIONS).iter_rows(named=True):
             yield {
                 "rule": row["rule"],
                 **({} if row["phase"] is None else {"phase": row["phase"]}),
