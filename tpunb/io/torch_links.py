@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import polars as pl
 
 from tpunb.io.torch_cost import HEAVY, Call, Cost, cost, described
 
@@ -15,13 +16,23 @@ _MODULE = "nn.Module: "
 _ENGINE = "autograd::engine::evaluate_function: "  # the engine runs the backward function of an operator
 _DERIVATIVE = re.compile(r"\w+Backward\d*")  # AddmmBackward0
 _UPDATE = "Optimizer.step"
-_CHECKPOINT = re.compile(r"torch/utils/checkpoint\.py\(\d+\): (recompute_fn|backward)$")
+_CHECKPOINT = r"torch/utils/checkpoint\.py\(\d+\): (recompute_fn|backward)$"
 _ON_HOST_LINK = re.compile(r"[HP]2D|D2[HP]|Host|Pageable|Pinned|HtoD|DtoH", re.IGNORECASE)
 _DEVICE_KINDS = ("kernel", "gpu_", "memcpy", "memset", "mtia_")
 _DEEPEST = 32  # modules within modules
 _MOST_TEXT = 400  # characters of the operators around another
 
-_Event = Mapping[str, Any]
+_Args = Mapping[str, Any]
+
+
+class Span(Protocol):
+    """An event as it is written."""
+
+    name: Any
+    cat: Any
+    pid: Any
+    tid: Any
+    args: Any
 
 
 class Link(NamedTuple):
@@ -52,7 +63,7 @@ class _Node:
         *("row", "sequence"),
     )
 
-    def __init__(self, row: int, name: str, op: _Event | None, around: _Node | None) -> None:
+    def __init__(self, row: int, name: str, op: _Args | None, around: _Node | None) -> None:
         self.row, self.name, self.op, self.around = row, name, op, around
         self.module: str | None = around.module if around else None
         self.part: str | None = around.part if around else None
@@ -76,23 +87,22 @@ class _Node:
         return None
 
 
-def _args(span: _Event) -> _Event:
-    args = span.get("args")
-    return args if isinstance(args, dict) else {}
+def _args(span: Span) -> _Args:
+    return span.args if isinstance(span.args, dict) else {}
 
 
-def links(
-    spans: Sequence[_Event], starts: Sequence[int], durs: Sequence[int], owners: Sequence[str] | None = None
-) -> list[Link]:
-    """Return what is known of the kernels among events that a device ran; times are in picoseconds.
+def links(spans: Sequence[Span], columns: pl.DataFrame) -> list[Link]:
+    """Return what is known of the kernels among events that a device ran.
 
-    A kernel is of the operator around its launch, else of that with its external id. `owners` has the process of each
-    event where several launch work.
+    A kernel is of the operator around its launch, else of that with its external id. `columns` of the events are
+    ``kind``, ``name``, ``start_ps``, ``dur_ps``, and ``owner``, their process where several launch work.
     """
-    kernels = [row for row, span in enumerate(spans) if str(span.get("cat")).lower() in WORK]
+    work = pl.col("kind").str.to_lowercase().is_in([*WORK])
+    kernels = columns.select(pl.arg_where(work)).to_series().to_list()
     if not kernels:
         return []
-    tree = _Tree(spans, starts, durs, owners)
+    tree = _Tree(spans, columns)
+    durs = tree.durs
     found = [(row, node) for row in kernels if (node := tree.operator(row)) is not None]
     for _, node in found:
         each: _Node | None = node
@@ -121,7 +131,7 @@ def _worker(node: _Node) -> _Node:
 
 
 def _linked(
-    calls: Sequence[tuple[int, _Node]], module: str | None, spans: Sequence[_Event], durs: Sequence[int]
+    calls: Sequence[tuple[int, _Node]], module: str | None, spans: Sequence[Span], durs: Sequence[int]
 ) -> list[Link]:
     """Return the kernels of one call, each with its part of the work, by time."""
     node = calls[0][1]
@@ -144,12 +154,12 @@ def _linked(
     return [Link(row, node.name, text, module, node.part, shape, dtype, shares.get(row)) for row, _ in calls]
 
 
-def _is_transfer(span: _Event) -> bool:
+def _is_transfer(span: Span) -> bool:
     """Return whether a copy is between a device and its host, which the memory of the device does not bound."""
-    return "memcpy" in str(span.get("cat")).lower() and _ON_HOST_LINK.search(str(span.get("name"))) is not None
+    return "memcpy" in str(span.cat).lower() and _ON_HOST_LINK.search(str(span.name)) is not None
 
 
-def _call(name: str, args: _Event) -> Call:
+def _call(name: str, args: _Args) -> Call:
     keys = (("Input Dims", "Input dims"), ("Input type",), ("Input Strides",), ("Concrete Inputs",))  # older, too
     return Call(name, *(next((args[key] for key in names if isinstance(args.get(key), list)), []) for names in keys))
 
@@ -157,41 +167,48 @@ def _call(name: str, args: _Event) -> Call:
 class _Tree:
     """The spans of host threads, each within another, and the launches among them."""
 
-    def __init__(
-        self, spans: Sequence[_Event], starts: Sequence[int], durs: Sequence[int], owners: Sequence[str] | None
-    ) -> None:
-        self._spans, self._owners = spans, owners
-        self._starts, self._durs = starts, durs
+    def __init__(self, spans: Sequence[Span], columns: pl.DataFrame) -> None:
+        self._spans = spans
+        self._starts: list[int] = columns["start_ps"].to_list()
+        self.durs: list[int] = columns["dur_ps"].to_list()
+        self._owners = columns["owner"].to_list() if columns["owner"].null_count() < len(columns) else None
         self._launched = dict[tuple[str | None, str, str], _Node | None]()
         self._named = dict[tuple[str | None, str], _Node]()
         self._costs = dict[str, Cost | None]()
         self._forward = dict[tuple[str, int], list[_Node]]()  # operators by the number of their backward function
         self._derived = list[tuple[str, _Node]]()
         self._paths = dict[str, str]()  # of modules
-        self._frames = any(span.get("cat") == "python_function" for span in spans)
+        of_frame = pl.col("kind") == "python_function"
+        self._frames = columns.select(of_frame.any()).item()
+        is_named = pl.col("name").str.starts_with(_MODULE) | pl.col("name").str.contains(_CHECKPOINT)
+        rows = columns.select(pl.arg_where(is_named | ~of_frame.fill_null(value=False))).to_series()
         threads = dict[tuple[str, str], list[int]]()
-        for row, (span, owner) in enumerate(zip(spans, owners or repeat(None), strict=False)):
+        for row in rows.to_list():
+            span, owner = spans[row], self._owner(row)
             if _is_node(span) or _is_launch(span):
-                threads.setdefault((str(owner or span.get("pid")), str(span.get("tid"))), []).append(row)
-        for (process, _), rows in threads.items():
-            self._sweep(process, rows)
+                threads.setdefault((str(owner or span.pid), str(span.tid)), []).append(row)
+        for (process, _), thread in threads.items():
+            self._sweep(process, thread)
         for process, node in self._derived:
             begin = self._starts[node.row]
             before = [op for op in self._forward.get((process, node.sequence or 0), ()) if self._begin(op) < begin]
             node.origin = max(before, key=self._begin, default=None)
+
+    def _owner(self, row: int) -> str | None:
+        return None if self._owners is None else self._owners[row]
 
     def _begin(self, node: _Node) -> int:
         return self._starts[node.row]
 
     def _sweep(self, process: str, rows: list[int]) -> None:
         """Put the spans of one thread into the tree."""
-        rows.sort(key=lambda row: (self._starts[row], -self._durs[row]))
+        rows.sort(key=lambda row: (self._starts[row], -self.durs[row]))
         stack = list[tuple[int, _Node]]()
         for row in rows:
             begin, span = self._starts[row], self._spans[row]
             while stack and stack[-1][0] <= begin:
                 stack.pop()
-            around, owner = stack[-1][1] if stack else None, None if self._owners is None else self._owners[row]
+            around, owner = stack[-1][1] if stack else None, self._owner(row)
             if not _is_node(span):
                 for id_ in _ids(span):
                     self._launched.setdefault((owner, *id_), around)
@@ -203,13 +220,13 @@ class _Tree:
                     self._derived.append((process, node))
                 elif node.sequence is not None:
                     self._forward.setdefault((process, node.sequence), []).append(node)
-            end = begin + self._durs[row]
+            end = begin + self.durs[row]
             stack.append((min(end, stack[-1][0]) if stack else end, node))
 
     def _node(self, row: int, around: _Node | None) -> _Node:
         span = self._spans[row]
-        name = str(span.get("name") or "")
-        node = _Node(row, name, _args(span) if span.get("cat") in OPERATORS else None, around)
+        name = str(span.name or "")
+        node = _Node(row, name, _args(span) if span.cat in OPERATORS else None, around)
         if node.op is not None:
             if node.is_derivative or name.startswith(_ENGINE) or _DERIVATIVE.fullmatch(name):
                 node.part, node.in_backward = "backward", True
@@ -245,7 +262,7 @@ class _Tree:
 
     def operator(self, row: int) -> _Node | None:
         """Return the operator that launched a kernel."""
-        span, owner = self._spans[row], None if self._owners is None else self._owners[row]
+        span, owner = self._spans[row], self._owner(row)
         node = next((self._launched[key] for id_ in _ids(span) if (key := (owner, *id_)) in self._launched), None)
         while node is not None and node.op is None:
             node = node.around
@@ -253,24 +270,24 @@ class _Tree:
         return node or self._named.get((owner, str(args.get("external id", args.get("External id", "")))))
 
 
-def _is_node(span: _Event) -> bool:
+def _is_node(span: Span) -> bool:
     """Return whether a span is an operator, a module, an update of the parameters, or the forward pass run again."""
-    category, name = span.get("cat"), str(span.get("name"))
+    category, name = span.cat, str(span.name)
     if category == "python_function":
-        return name.startswith(_MODULE) or ("checkpoint.py" in name and _CHECKPOINT.search(name) is not None)
+        return True  # others are left out
     return category in OPERATORS or (name.startswith((_MODULE, _UPDATE)) and not _on_device(span))
 
 
-def _is_launch(span: _Event) -> bool:
+def _is_launch(span: Span) -> bool:
     """Return whether a span of the host launches work on a device."""
-    return span.get("cat") != "python_function" and not _on_device(span) and bool(_ids(span))
+    return span.cat != "python_function" and not _on_device(span) and bool(_ids(span))
 
 
-def _on_device(span: _Event) -> bool:
-    return str(span.get("cat")).lower().startswith(_DEVICE_KINDS)
+def _on_device(span: Span) -> bool:
+    return str(span.cat).lower().startswith(_DEVICE_KINDS)
 
 
-def _ids(span: _Event) -> list[tuple[str, str]]:
+def _ids(span: Span) -> list[tuple[str, str]]:
     """Return what a launch and its kernels share: a correlation id, where it was written, else an external id."""
     args = _args(span)
     ids = [("correlation", str(args[key])) for key in ("correlation_id", "correlation") if args.get(key)]
