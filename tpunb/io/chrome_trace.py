@@ -65,14 +65,23 @@ _Names = Mapping[tuple[str | None, ...], str]
 class Event(msgspec.Struct, gc=False):
     """An event as it is written; a fraction is the text of its digits, which a float would round."""
 
-    ph: Any = None
-    cat: Any = None
-    name: Any = None
-    pid: Any = None
-    tid: Any = None
+    ph: str | None = None
+    cat: str | None = None
+    name: str | None = None
+    pid: str | int | None = None
+    tid: str | int | None = None
     ts: Any = None
     dur: Any = 0
     args: Any = None
+
+    @classmethod
+    def of(cls, item: _Object) -> Event:
+        """Return an event whose names and ids may be any values: numbers as text, others as None."""
+        texts = {key: str(value) for key in _FIELDS[:5] if isinstance(value := item.get(key), _SCALARS)}
+        return cls(**texts, **{key: item[key] for key in _FIELDS[5:] if key in item})
+
+
+_FIELDS = Event.__struct_fields__
 
 
 class Trace(NamedTuple):
@@ -456,38 +465,26 @@ def _opened(data: bytes, source: str) -> tuple[_Object, Sequence[Event]]:
     top = _parsed(data, source, _loads_events)
     events = top.get("traceEvents") if isinstance(top, dict) else top
     if isinstance(events, list):
-        items = [
-            item if isinstance(item, Event) else Event(**{key: item[key] for key in _FIELDS if key in item})
-            for item in events
-            if isinstance(item, Event | dict)
-        ]
+        items = [item if type(item) is Event else Event.of(item) for item in events if type(item) in (Event, dict)]
         if isinstance(top, dict) or any(item.ph is not None for item in items):
             return top if isinstance(top, dict) else {}, items
     content = f"an object with {sorted(top)[:8]}" if isinstance(top, dict) else f"a {type(top).__name__}"
     raise BadProfile(f"{source}: JSON, but no Chrome trace: {content}", hint="a trace has a list traceEvents")
 
 
-_FIELDS = Event.__struct_fields__
-
-
 def _spans(items: Sequence[Event]) -> tuple[list[Event], int]:
     """Return the events with a duration, which may be written as begin and end, and how many have no end."""
-    spans, begun = list[Event](), dict[tuple[str | None, ...], list[Event]]()
-    for item in items:
-        phase = item.ph
-        if phase == "X":
-            spans.append(item)
-        elif phase in ("B", "E"):
-            thread = tuple(str(key) if isinstance(key, _SCALARS) else None for key in (item.pid, item.tid))
-            stack = begun.setdefault(thread, [])
-            if phase == "B":
-                stack.append(item)
-            elif stack:
-                begin = stack.pop()
-                start, end = _number(begin.ts), _number(item.ts)
-                dur = None if start is None or end is None else end - start
-                spans.append(msgspec.structs.replace(begin, dur=dur, args={**_args(begin), **_args(item)}))
-    return [span for span in spans if span.cat != _TRACE], sum(map(len, begun.values()))
+    spans, begun = [item for item in items if item.ph == "X" and item.cat != _TRACE], dict[Any, list[Event]]()
+    for item in items if len(spans) < len(items) else ():
+        stack = begun.setdefault((item.pid, item.tid), []) if item.ph in ("B", "E") else None
+        if item.ph == "B" and stack is not None:
+            stack.append(item)
+        elif stack:
+            begin = stack.pop()
+            start, end = _number(begin.ts), _number(item.ts)
+            dur = None if start is None or end is None else end - start
+            spans.append(msgspec.structs.replace(begin, ph="X", dur=dur, args={**_args(begin), **_args(item)}))
+    return spans, sum(map(len, begun.values()))
 
 
 def _host(facts: _Object) -> str:
@@ -579,26 +576,29 @@ class _Args:
 
     def places(self, processes: _Names, labels: _Names, threads: _Names) -> pl.DataFrame:
         """Return plane, line, lane and process of each event, and PyTorch's category as `kind`."""
-        keys = {name: _texts([getattr(span, name) for span in self._spans]) for name in ("cat", "pid", "tid")}
-        if (keys["cat"] == _MTIA).any():
-            signals = [span.cat == _MTIA and str(span.name) in _SIGNALS for span in self._spans]
-            keys["cat"] = keys["cat"].set(pl.Series(signals, dtype=pl.Boolean), "cuda_sync")
-        of_args = pl.DataFrame({"device": self.text("device"), "stream": self.text("stream")})
-        rows = pl.DataFrame(keys).hstack(_at_rows(of_args, self._rows, len(self._spans)))
-        distinct = rows.unique(maintain_order=True)
-        places = [(*_place(key, processes, labels, threads), *key[1:3]) for key in distinct.rows()]
+        of_args = zip(self._rows, self.text("device"), self.text("stream"), strict=True)
+        streams = {row: names for row, *names in of_args if any(names)}
+        none, keys = (None, None), dict[tuple[Any, ...], int]()
+        code = [
+            keys.setdefault((_kind(span), span.pid, span.tid, *streams.get(row, none)), len(keys))
+            for row, span in enumerate(self._spans)
+        ]
+        distinct = [tuple(None if part is None else str(part) for part in key) for key in keys]
+        places = [(*_place(key, processes, labels, threads), *key[1:3]) for key in distinct]
         lanes = {place: lane for lane, place in enumerate(dict.fromkeys(places))}  # threads of one name are distinct
-        columns = {"plane": pl.String, "line": pl.String, "lane": pl.UInt32}
-        placed = distinct.hstack(
-            pl.DataFrame([(*place[:2], lanes[place]) for place in places], schema=columns, orient="row")
-        )
-        rows = rows.join(placed, on=rows.columns, how="left", nulls_equal=True, maintain_order="left")
-        return rows.select("plane", "line", "lane", "pid", kind="cat")
+        rows = [(*place[:2], lanes[place], pid, kind) for place, (kind, pid, *_) in zip(places, distinct, strict=True)]
+        columns: schema.Schema = {"plane": pl.String(), "line": pl.String(), "lane": pl.UInt32()}
+        columns |= {"pid": pl.String(), "kind": pl.String()}
+        return pl.DataFrame(rows, columns, orient="row")[code]
 
     def _ids(self, key: str) -> pl.Series:
         """Return an argument as UInt64, to which signed integers wrap; null unless it is an integer."""
         numbers = self.text(key).str.extract(r"^(-?[0-9]{1,20})$").cast(pl.Int128)
         return (numbers % _MODULUS).cast(pl.UInt64)
+
+
+def _kind(span: Event) -> str | None:
+    return "cuda_sync" if span.cat == _MTIA and span.name in _SIGNALS else span.cat
 
 
 _UNKNOWN = "Unknown"  # line of events of a device that are no known work

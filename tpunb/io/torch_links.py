@@ -59,7 +59,7 @@ class _Node:
     """A span of a host thread: an operator, a module, an update, or a launch."""
 
     __slots__ = (
-        *("around", "cost", "divided", "in_backward", "is_derivative", "module", "name", "op", "origin", "part"),
+        *("around", "divided", "in_backward", "is_derivative", "module", "name", "op", "origin", "part"),
         *("row", "sequence"),
     )
 
@@ -68,7 +68,6 @@ class _Node:
         self.module: str | None = around.module if around else None
         self.part: str | None = around.part if around else None
         self.in_backward: bool = around is not None and around.in_backward
-        self.cost: Cost | None = None
         self.divided = False  # operators within have its work
         self.origin: _Node | None = None  # operator whose backward function it is
         number, thread = (op or {}).get("Sequence number"), (op or {}).get("Fwd thread id")
@@ -97,44 +96,28 @@ def links(spans: Sequence[Span], columns: pl.DataFrame) -> list[Link]:
     A kernel is of the operator around its launch, else of that with its external id. `columns` of the events are
     ``kind``, ``name``, ``start_ps``, ``dur_ps``, and ``owner``, their process where several launch work.
     """
-    work = pl.col("kind").str.to_lowercase().is_in([*WORK])
-    kernels = columns.select(pl.arg_where(work)).to_series().to_list()
+    on_device = pl.col("kind").str.to_lowercase().is_in([*WORK])
+    kernels = columns.select(pl.arg_where(on_device)).to_series().to_list()
     if not kernels:
         return []
     tree = _Tree(spans, columns)
-    durs = tree.durs
     found = [(row, node) for row in kernels if (node := tree.operator(row)) is not None]
     for _, node in found:
         each: _Node | None = node
-        while each is not None and (each.cost is None or each.cost.kind not in HEAVY):
+        while each is not None and ((work := tree.cost(each)) is None or work.kind not in HEAVY):
             each = each.around
         while each is not None and (each := each.around) is not None and not each.divided:
             each.divided = True
     calls = dict[int, list[tuple[int, _Node]]]()
     for row, node in found:
-        calls.setdefault((worker := _worker(node)).row, []).append((row, worker))
-    return [
-        link
-        for kernels_of in calls.values()
-        for link in _linked(kernels_of, tree.module(kernels_of[0][1]), spans, durs)
-    ]
+        calls.setdefault((worker := tree.worker(node)).row, []).append((row, worker))
+    return [link for kernels_of in calls.values() for link in _linked(kernels_of, tree)]
 
 
-def _worker(node: _Node) -> _Node:
-    """Return the innermost operator whose work is known, else the innermost."""
-    each: _Node | None = node
-    while each is not None and (each.cost is None or each.divided):
-        if each.cost is not None or each.name.startswith(_ENGINE):
-            return node
-        each = each.around
-    return each or node
-
-
-def _linked(
-    calls: Sequence[tuple[int, _Node]], module: str | None, spans: Sequence[Span], durs: Sequence[int]
-) -> list[Link]:
+def _linked(calls: Sequence[tuple[int, _Node]], tree: _Tree) -> list[Link]:
     """Return the kernels of one call, each with its part of the work, by time."""
     node = calls[0][1]
+    module, known = tree.module(node), tree.cost(node)
     shape, dtype = described(_call(node.name, node.op or {}))
     parents, each = list[str](), node.around
     while each is not None:
@@ -143,9 +126,9 @@ def _linked(
         each = each.around
     text = " > ".join(reversed(parents))[-_MOST_TEXT:] or None
     shares = dict[int, Cost]()
-    if node.cost is not None and not node.divided:
-        kind, *work = node.cost
-        times = {row: max(durs[row], 1) for row, _ in calls if not _is_transfer(spans[row])}
+    if known is not None and not node.divided:
+        kind, *work = known
+        times = {row: max(tree.durs[row], 1) for row, _ in calls if not _is_transfer(tree.spans[row])}
         total, done = sum(times.values()), 0
         for row, time in times.items():
             begin, done = done, done + time
@@ -168,13 +151,13 @@ class _Tree:
     """The spans of host threads, each within another, and the launches among them."""
 
     def __init__(self, spans: Sequence[Span], columns: pl.DataFrame) -> None:
-        self._spans = spans
+        self.spans = spans
         self._starts: list[int] = columns["start_ps"].to_list()
         self.durs: list[int] = columns["dur_ps"].to_list()
         self._owners = columns["owner"].to_list() if columns["owner"].null_count() < len(columns) else None
         self._launched = dict[tuple[str | None, str, str], _Node | None]()
         self._named = dict[tuple[str | None, str], _Node]()
-        self._costs = dict[str, Cost | None]()
+        self._costs, self._of_calls = dict[int, Cost | None](), dict[str, Cost | None]()
         self._forward = dict[tuple[str, int], list[_Node]]()  # operators by the number of their backward function
         self._derived = list[tuple[str, _Node]]()
         self._paths = dict[str, str]()  # of modules
@@ -205,7 +188,7 @@ class _Tree:
         rows.sort(key=lambda row: (self._starts[row], -self.durs[row]))
         stack = list[tuple[int, _Node]]()
         for row in rows:
-            begin, span = self._starts[row], self._spans[row]
+            begin, span = self._starts[row], self.spans[row]
             while stack and stack[-1][0] <= begin:
                 stack.pop()
             around, owner = stack[-1][1] if stack else None, self._owner(row)
@@ -224,7 +207,7 @@ class _Tree:
             stack.append((min(end, stack[-1][0]) if stack else end, node))
 
     def _node(self, row: int, around: _Node | None) -> _Node:
-        span = self._spans[row]
+        span = self.spans[row]
         name = str(span.name or "")
         node = _Node(row, name, _args(span) if span.cat in OPERATORS else None, around)
         if node.op is not None:
@@ -235,7 +218,6 @@ class _Tree:
                 node.part, node.in_backward = "recomputation", False
             elif node.sequence is not None:
                 node.part = node.part or "forward"
-            node.cost = self._cost(_call(name, node.op))
         elif name.startswith(_MODULE):
             path = node.module.split("/") if node.module else []
             path = [*path, name.removeprefix(_MODULE)][:_DEEPEST]
@@ -248,11 +230,24 @@ class _Tree:
             node.part, node.in_backward = "recomputation", False
         return node
 
-    def _cost(self, call: Call) -> Cost | None:
-        key = f"{call.name} {call.dims} {call.types} {call.concrete} {call.strides}"
-        if key not in self._costs:
-            self._costs[key] = cost(call)
-        return self._costs[key]
+    def cost(self, node: _Node) -> Cost | None:
+        """Return the work of an operator, None if it is unknown."""
+        if node.row not in self._costs and node.op is not None:
+            call = _call(node.name, node.op)
+            key = f"{call.name} {call.dims} {call.types} {call.concrete} {call.strides}"
+            if key not in self._of_calls:
+                self._of_calls[key] = cost(call)
+            self._costs[node.row] = self._of_calls[key]
+        return self._costs.get(node.row)
+
+    def worker(self, node: _Node) -> _Node:
+        """Return the innermost operator whose work is known, else the innermost."""
+        each: _Node | None = node
+        while each is not None and (self.cost(each) is None or each.divided):
+            if each.divided or each.name.startswith(_ENGINE):
+                return node
+            each = each.around
+        return each or node
 
     def module(self, node: _Node) -> str | None:
         """Return the path of the modules around a call; a forward pass that runs again begins within some."""
@@ -262,7 +257,7 @@ class _Tree:
 
     def operator(self, row: int) -> _Node | None:
         """Return the operator that launched a kernel."""
-        span, owner = self._spans[row], self._owner(row)
+        span, owner = self.spans[row], self._owner(row)
         node = next((self._launched[key] for id_ in _ids(span) if (key := (owner, *id_)) in self._launched), None)
         while node is not None and node.op is None:
             node = node.around
