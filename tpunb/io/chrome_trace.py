@@ -578,10 +578,14 @@ class _Args:
         """Return plane, line, lane and process of each event, and PyTorch's category as `kind`."""
         of_args = zip(self._rows, self.text("device"), self.text("stream"), strict=True)
         streams = {row: names for row, *names in of_args if any(names)}
+        kinds = [span.cat for span in self._spans]
+        if _MTIA in kinds:
+            signals = [span.cat == _MTIA and span.name in _SIGNALS for span in self._spans]
+            kinds = ["cuda_sync" if is_signal else kind for kind, is_signal in zip(kinds, signals, strict=True)]
         none, keys = (None, None), dict[tuple[Any, ...], int]()
         code = [
-            keys.setdefault((_kind(span), span.pid, span.tid, *streams.get(row, none)), len(keys))
-            for row, span in enumerate(self._spans)
+            keys.setdefault((kind, span.pid, span.tid, *streams.get(row, none)), len(keys))
+            for row, (kind, span) in enumerate(zip(kinds, self._spans, strict=True))
         ]
         distinct = [tuple(None if part is None else str(part) for part in key) for key in keys]
         places = [(*_place(key, processes, labels, threads), *key[1:3]) for key in distinct]
@@ -595,10 +599,6 @@ class _Args:
         """Return an argument as UInt64, to which signed integers wrap; null unless it is an integer."""
         numbers = self.text(key).str.extract(r"^(-?[0-9]{1,20})$").cast(pl.Int128)
         return (numbers % _MODULUS).cast(pl.UInt64)
-
-
-def _kind(span: Event) -> str | None:
-    return "cuda_sync" if span.cat == _MTIA and span.name in _SIGNALS else span.cat
 
 
 _UNKNOWN = "Unknown"  # line of events of a device that are no known work
