@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb.io.torch_cost import Call, cost, described
+from tpunb.io.torch_cost import Call, cost, described, element
 
 FIELDS = ("Input Dims_first", "Input type_first", "Input Strides_first", "Concrete Inputs_first")
 
@@ -82,6 +82,31 @@ def test_causal_attention_counts_the_pairs_that_its_mask_keeps(queries, keys):
     assert flops(causal=False) == 2 * 2 * 3 * queries * keys * (8 + 4)
 
 
+SHAPES = [[2, 3], [5]]
+ADAM = Call("aten::_fused_adam_", [*[SHAPES] * 4, [], [[], []]], ["TensorList"] * 6, [], [""] * 6)  # no amsgrad, steps
+
+
+@pytest.mark.parametrize(
+    ("recorded", "flops", "lists"),
+    [
+        (Call("aten::cat", [SHAPES, []], ["TensorList", "Scalar"], [], ["", "0"]), 0, 2),
+        (Call("aten::_foreach_addcdiv_", [SHAPES] * 3, ["TensorList"] * 3, [], [""] * 3), 11, 4),
+        (Call("aten::_foreach_norm", [SHAPES, [], []], ["TensorList", "Scalar", ""], [], [""] * 3), 22, 1),
+        (ADAM, 13 * 11, 7),
+        (Call("aten::_fused_sgd_", [SHAPES, SHAPES, []], ["TensorList"] * 3, [], [""] * 3), 4 * 11, 3),
+    ],
+    ids=lambda value: value.name if isinstance(value, Call) else None,
+)
+def test_work_on_lists_of_tensors_has_bytes_where_the_kernel_names_their_type(recorded, flops, lists):
+    assert described(recorded) == ("2 tensors with 11 elements", None)
+    assert cost(recorded)[1:] == (flops, None)
+    kernel = (
+        "at::native::multi_tensor_apply_kernel<at::native::BinaryOpListAlphaFunctor<c10::BFloat16, 2, 2, 0>, float>"
+    )
+    assert cost(recorded._replace(element=element(kernel)))[1:] == (flops, lists * 11 * 2)
+    assert element("void CatArrayBatchedCopy_vectorized<char, unsigned int, 3, 128, 1, 16>") is None
+
+
 def test_shapes_are_text_that_says_what_is_transposed_or_causal():
     assert described(conv([1, 2, 3], [2, 4, 5], transposed=True)) == ("f32[1,2,3] f32[2,4,5] transposed", "f32")
     values = [""] * 4 + ["True"]
@@ -100,7 +125,9 @@ def test_shapes_are_text_that_says_what_is_transposed_or_causal():
         call("aten::mm", [1 << 40, 1 << 40], [1 << 40, 1 << 40]),
         conv([2, 4, 8, 8], [6, 4, 3]),
         Call("aten::conv2d", [[2, 4, 8, 8], [6, 4, 3, 3]], ["float"] * 2, [], [""] * 7),  # padding by name
-        Call("aten::cat", [[[2, 3], [2, 3]], []], ["TensorList", "Scalar"], [], ["", "0"]),  # of unknown type
+        Call("aten::cat", [[[2, "x"]], []], ["TensorList", "Scalar"], [], ["", "0"]),
+        Call("aten::cat", [[], []], ["TensorList", "Scalar"], [], ["", "0"]),  # of more than 30
+        Call("aten::_foreach_add_", [[3], []], ["float", "Scalar"], [], ["", "0"]),
     ],
 )
 def test_what_is_not_known_is_none(unknown):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import polars as pl
 
-from tpunb.io.torch_cost import HEAVY, Call, Cost, cost, described
+from tpunb.io.torch_cost import HEAVY, Call, Cost, cost, described, element
 
 OPERATORS = frozenset(("cpu_op", "Operator"))
 WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"))
@@ -117,8 +117,10 @@ def links(spans: Sequence[Span], columns: pl.DataFrame) -> list[Link]:
 def _linked(calls: Sequence[tuple[int, _Node]], tree: _Tree) -> list[Link]:
     """Return the kernels of one call, each with its part of the work, by time."""
     node = calls[0][1]
-    module, known = tree.module(node), tree.cost(node)
-    shape, dtype = described(_call(node.name, node.op or {}))
+    module, known, call = tree.module(node), tree.cost(node), _call(node.name, node.op or {})
+    if known is not None and known.bytes is None:
+        known = cost(call._replace(element=element(str(tree.spans[calls[0][0]].name))))
+    shape, dtype = described(call)
     parents, each = list[str](), node.around
     while each is not None:
         if each.op is not None and len(parents) < _DEEPEST:
@@ -143,8 +145,11 @@ def _is_transfer(span: Span) -> bool:
 
 
 def _call(name: str, args: _Args) -> Call:
-    keys = (("Input Dims", "Input dims"), ("Input type",), ("Input Strides",), ("Concrete Inputs",))  # older, too
-    return Call(name, *(next((args[key] for key in names if isinstance(args.get(key), list)), []) for names in keys))
+    def recorded(*keys: str) -> Sequence[Any]:
+        return next((args[key] for key in keys if isinstance(args.get(key), list)), [])
+
+    dims = recorded("Input Dims", "Input dims")  # older
+    return Call(name, dims, recorded("Input type"), recorded("Input Strides"), recorded("Concrete Inputs"))
 
 
 class _Tree:
