@@ -635,7 +635,7 @@ def _columns() -> dict[str, pl.Expr]:
     of_host = (
         pl.when(step.is_not_null())
         .then(pl.lit("ProfilerStep"))
-        .when(kind == _FRAME)
+        .when((kind == _FRAME) | name.str.starts_with(torch_links.MODULE))
         .then("$" + name)  # as in TensorFlow's Python tracer
         .otherwise(pl.coalesce(full.str.extract(framework), name))
     )
@@ -644,6 +644,7 @@ def _columns() -> dict[str, pl.Expr]:
     of_call = pl.when(pl.col("hlo_category") == "custom-call", flops.is_not_null()).then("long_name")
     product = of_call.map_elements(texts.product, return_dtype=pl.Int64)
     doubted = ((product - flops).abs() > product * texts.TOLERANCE).fill_null(value=False)
+    of_host_op = pl.col("kind_of_work").is_not_null() & ~device
     op = pl.coalesce("tf_op", pl.col("annotation").str.splitn("#", 2).struct.field("field_0")).str.strip_suffix(":")
     return {
         "name": pl.when(device).then(pl.coalesce("step_name", name)).otherwise(of_host),
@@ -651,17 +652,17 @@ def _columns() -> dict[str, pl.Expr]:
         .then(pl.coalesce(pl.when(~op.is_in(["", "XlaModule"])).then(op), "operator"))
         .when(call)
         .then(pl.lit(FUNCTION_CALL))
-        .otherwise(full),
+        .otherwise(pl.coalesce(full, pl.when(of_host_op).then("operator"))),
         "hlo_op": pl.coalesce(
             pl.when(device | ~pl.col("calls_driver")).then("hlo_op"),
             pl.when(device & pl.col("hlo_category").is_not_null()).then(name),
         ),
-        "category": pl.when(device).then(pl.coalesce("hlo_category", "kind_of_work")),
+        "category": pl.when(device | of_host_op).then(pl.coalesce("hlo_category", "kind_of_work")),
         "step_num": pl.coalesce(step_num, older.cast(pl.Int64)),
         "device_dur_ps": pl.when(device).then("device_duration_ps"),
-        "flops": pl.when(device & ~doubted).then(pl.coalesce(flops, "work")),
+        "flops": pl.when(of_host_op | (device & ~doubted)).then(pl.coalesce(flops, "work")),
         "program": pl.col("program_id"),
-        "bytes": pl.when(device).then(pl.coalesce("bytes_accessed", "moved")),
+        "bytes": pl.when(device | of_host_op).then(pl.coalesce("bytes_accessed", "moved")),
     }
 
 

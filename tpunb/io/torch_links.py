@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +13,7 @@ from tpunb.io.torch_cost import HEAVY, Call, Cost, cost, described, element
 
 OPERATORS = frozenset(("cpu_op", "Operator"))
 WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"))
-_MODULE = "nn.Module: "
+MODULE = "nn.Module: "
 _ENGINE = "autograd::engine::evaluate_function: "  # the engine runs the backward function of an operator
 _DERIVATIVE = re.compile(r"\w+Backward\d*")  # AddmmBackward0
 _UPDATE = "Optimizer.step"
@@ -91,27 +92,52 @@ def _args(span: Span) -> _Args:
 
 
 def links(spans: Sequence[Span], columns: pl.DataFrame) -> list[Link]:
-    """Return what is known of the kernels among events that a device ran.
+    """Return what is known of the kernels among events that a device ran, else of the operators that the host ran.
 
     A kernel is of the operator around its launch, else of that with its external id. `columns` of the events are
     ``kind``, ``name``, ``start_ps``, ``dur_ps``, and ``owner``, their process where several launch work.
     """
     on_device = pl.col("kind").str.to_lowercase().is_in([*WORK])
     kernels = columns.select(pl.arg_where(on_device)).to_series().to_list()
-    if not kernels:
+    if not kernels and not columns["kind"].is_in([*OPERATORS]).any():
         return []
     tree = _Tree(spans, columns)
+    if not kernels:
+        return _on_host(tree)
     found = [(row, node) for row in kernels if (node := tree.operator(row)) is not None]
     for _, node in found:
         each: _Node | None = node
         while each is not None and ((work := tree.cost(each)) is None or work.kind not in HEAVY):
             each = each.around
-        while each is not None and (each := each.around) is not None and not each.divided:
-            each.divided = True
+        if each is not None:
+            _divide(each)
     calls = dict[int, list[tuple[int, _Node]]]()
     for row, node in found:
         calls.setdefault((worker := tree.worker(node)).row, []).append((row, worker))
     return [link for kernels_of in calls.values() for link in _linked(kernels_of, tree)]
+
+
+def _on_host(tree: _Tree) -> list[Link]:
+    """Return what is known of operators that the host ran; work is of the innermost that has most of it."""
+    within = Counter[int]()  # bytes that operators within one move
+    for node in reversed(tree.nodes):  # those around an operator came before it
+        work, inner = tree.cost(node), within[node.row]
+        if work is not None and not node.divided:
+            is_heavy, size = work.kind in HEAVY, work.bytes or 0
+            node.divided = not is_heavy and 0 < size <= 2 * inner
+            inner = max(inner, size)
+            if is_heavy:
+                _divide(node)
+        if node.around is not None:
+            within[node.around.row] += inner
+    return [link for node in tree.nodes for link in _linked([(node.row, node)], tree)]
+
+
+def _divide(node: _Node) -> None:
+    """Leave the work of operators around one to it."""
+    each = node.around
+    while each is not None and not each.divided:
+        each.divided, each = True, each.around
 
 
 def _linked(calls: Sequence[tuple[int, _Node]], tree: _Tree) -> list[Link]:
@@ -166,9 +192,10 @@ class _Tree:
         self._forward = dict[tuple[str, int], list[_Node]]()  # operators by the number of their backward function
         self._derived = list[tuple[str, _Node]]()
         self._paths = dict[str, str]()  # of modules
+        self.nodes = list[_Node]()  # that are operators
         of_frame = pl.col("kind") == "python_function"
         self._frames = columns.select(of_frame.any()).item()
-        is_named = pl.col("name").str.starts_with(_MODULE) | pl.col("name").str.contains(_CHECKPOINT)
+        is_named = pl.col("name").str.starts_with(MODULE) | pl.col("name").str.contains(_CHECKPOINT)
         rows = columns.select(pl.arg_where(is_named | ~of_frame.fill_null(value=False))).to_series()
         threads = dict[tuple[str, str], list[int]]()
         for row in rows.to_list():
@@ -203,6 +230,7 @@ class _Tree:
                 continue
             node = self._node(row, around)
             if node.op is not None:
+                self.nodes.append(node)
                 self._named.setdefault((owner, str(node.op.get("External id"))), node)
                 if node.is_derivative:
                     self._derived.append((process, node))
@@ -214,7 +242,8 @@ class _Tree:
     def _node(self, row: int, around: _Node | None) -> _Node:
         span = self.spans[row]
         name = str(span.name or "")
-        node = _Node(row, name, _args(span) if span.cat in OPERATORS else None, around)
+        is_operator = span.cat in OPERATORS and not name.startswith(MODULE)
+        node = _Node(row, name, _args(span) if is_operator else None, around)
         if node.op is not None:
             if node.is_derivative or name.startswith(_ENGINE) or _DERIVATIVE.fullmatch(name):
                 node.part, node.in_backward = "backward", True
@@ -223,9 +252,9 @@ class _Tree:
                 node.part, node.in_backward = "recomputation", False
             elif node.sequence is not None:
                 node.part = node.part or "forward"
-        elif name.startswith(_MODULE):
+        elif name.startswith(MODULE):
             path = node.module.split("/") if node.module else []
-            path = [*path, name.removeprefix(_MODULE)][:_DEEPEST]
+            path = [*path, name.removeprefix(MODULE)][:_DEEPEST]
             node.module = "/".join(path)
             self._paths[path[-1]] = max(node.module, self._paths.get(path[-1], ""), key=len)
             node.part = node.part or "forward"
@@ -275,7 +304,7 @@ def _is_node(span: Span) -> bool:
     category, name = span.cat, str(span.name)
     if category == "python_function":
         return True  # others are left out
-    return category in OPERATORS or (name.startswith((_MODULE, _UPDATE)) and not _on_device(span))
+    return category in OPERATORS or (name.startswith((MODULE, _UPDATE)) and not _on_device(span))
 
 
 def _is_launch(span: Span) -> bool:
