@@ -2,11 +2,14 @@
 
 import ast
 import csv
+from contextlib import suppress
 
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tpunb as tp
 from tpunb.io.torch_cost import Call, cost, described, element
 
 FIELDS = ("Input Dims_first", "Input type_first", "Input Strides_first", "Concrete Inputs_first")
@@ -142,6 +145,40 @@ def test_flops_are_those_that_pytorch_counts():
     assert len(programs) >= 40
     found = {name: (live.counted(run), *live.by_shapes(live.recorded(run))) for name, run in programs.items()}
     assert {name: flops for name, flops in found.items() if len({*flops}) > 1 or not flops[0]} == {}
+
+
+def test_operators_of_a_cpu_have_work_and_modules(tmp_path):
+    torch = pytest.importorskip("torch")
+    from torch.profiler import ProfilerActivity, profile
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from tpunb.profiler.sources.torch import Modules
+
+    class Failing(torch.nn.Module):
+        def forward(self, x):
+            raise ArithmeticError
+
+    def step():
+        net(torch.ones(2, 3, 8, 8)).square().mean().backward()
+        with suppress(ArithmeticError):
+            torch.nn.Sequential(torch.nn.ReLU(), Failing())(torch.ones(2))
+
+    layers = torch.nn.Conv2d(3, 4, 3), torch.nn.LayerNorm(6), torch.nn.Flatten(), torch.nn.Linear(144, 5)
+    net, modules = torch.nn.Sequential(*layers), Modules()
+    with FlopCounterMode(display=False) as counter:
+        step()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as session:
+        modules.start()
+        step()
+        modules.stop()
+    path = tmp_path / "trace.json"
+    session.export_chrome_trace(str(path))
+    calls = tp.load(path).calls
+    named = calls.drop_nulls("module").with_columns(pl.col("operator").cast(pl.String))
+    found = {*named.filter(pl.col("operator").is_in(["aten::addmm", "aten::mm"])).select("module", "part").rows()}
+    assert found == {("Sequential_0/Linear_0", "forward"), ("Sequential_0/Linear_0", "backward")}
+    work = tp.load(path).events.filter(pl.col("category").cast(pl.String).is_in(["matrix product", "convolution"]))
+    assert work["flops"].sum() == counter.get_total_flops()
 
 
 @pytest.mark.parametrize(("table", "rows", "most"), [("GEMM", 40, 0.01), ("CONV_fwd", 4, 0.01), ("SDPA_fwd", 4, 0.02)])
