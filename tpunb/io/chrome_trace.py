@@ -187,7 +187,9 @@ def _events(facts: _Object, items: Sequence[Event], timed: _Timed) -> tuple[pl.D
     ).hstack(args.columns(frame["plane"]))
     owners = _owners(frame)
     links = torch_links.links(timed.spans, frame.select("kind", "name", "start_ps", "dur_ps", owner=owners))
-    frame = frame.hstack(_work(links, len(frame))).with_columns(**_columns())
+    is_call = ~pl.col("operator").str.contains(f"^{FRAMEWORK_OP.pattern}$")  # other than "nccl:all_reduce"
+    work = links.select(pl.when(is_call).then("operator"), "kind_of_work", "work", "moved")
+    frame = frame.hstack(_at_rows(work, links["row"], len(frame))).with_columns(**_columns())
     if owners is not None:
         frame = _apart(frame.with_columns(owner=owners))
     notes, unknown = timed.notes, frame.filter(pl.col("line") == _UNKNOWN)
@@ -196,18 +198,8 @@ def _events(facts: _Object, items: Sequence[Event], timed: _Timed) -> tuple[pl.D
         notes.append(f"{plural(len(unknown), 'event')} of devices in categories not known as their work: {kinds}")
     events = schema.check(frame, schema.EVENTS, "events")
     events, cuts = streams.cut(events, lambda rows: args.positive("graph node id", rows))
-    calls = events[[link.row for link in links]].select("host", "start_ps", device="plane", kernel="name")
-    texts = {name: pl.Series([getattr(link, name) for link in links], dtype=pl.String) for name in torch_links.TEXTS}
-    return events, notes + cuts, schema.check(calls.with_columns(**texts), schema.CALLS, "calls")
-
-
-def _work(links: Sequence[torch_links.Link], height: int) -> pl.DataFrame:
-    """Return PyTorch's operator of each event and its work; no operator for names like "nccl:all_reduce"."""
-    columns: schema.Schema = {"operator": pl.String(), "kind": pl.String(), "work": pl.Int64(), "moved": pl.Int64()}
-    rows = [(link.row, link.operator or None, *(link.cost or (None,) * 3)) for link in links]
-    found = pl.DataFrame(rows, schema={"row": pl.Int64(), **columns}, orient="row")
-    operator = pl.when(~pl.col("operator").str.contains(f"^{FRAMEWORK_OP.pattern}$")).then("operator")
-    return _at_rows(found.select(operator, "work", "moved", kind_of_work="kind"), found["row"], height)
+    calls = events[links["row"]].select("host", "start_ps", device="plane", kernel="name")
+    return events, notes + cuts, schema.check(calls.hstack(links.select(torch_links.TEXTS)), schema.CALLS, "calls")
 
 
 def _at_rows(frame: pl.DataFrame, rows: Sequence[int] | pl.Series, height: int) -> pl.DataFrame:
@@ -530,8 +522,8 @@ class _Args:
             **{name: self.text(name) for name in texts},
             **{name: self.integer(name) for name in numbers},
             "calls_driver": self.correlation != 0,
-            "flow_out": self.flow("_pt", "_p"),
-            "flow_in": self.flow("_ct", "_c"),
+            "flow_out": flow_id(self._ids("_pt").fill_null(0), self._ids("_p")),
+            "flow_in": flow_id(self._ids("_ct").fill_null(0), self._ids("_c")),
             "correlation_id": self.launch(planes[self._rows]),
         }
         return _at_rows(pl.DataFrame(columns), self._rows, len(self._spans))
@@ -547,10 +539,6 @@ class _Args:
         """Return an argument as Int64; null unless it is an integer of at most 18 digits."""
         texts = self.text(key)
         return texts.set(~texts.str.contains(r"^[0-9]{1,18}$"), None).cast(pl.Int64)
-
-    def flow(self, kind: str, number: str) -> pl.Series:
-        """Return ids of flows, see :func:`tpunb.io.event_ids.flow_id`."""
-        return flow_id(self._ids(kind).fill_null(0), self._ids(number))
 
     def positive(self, key: str, rows: Iterable[int]) -> npt.NDArray[np.bool_]:
         """Return in which of some events an argument is a number above 0."""

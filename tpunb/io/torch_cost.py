@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
+from tpunb.text import plural
+
 PRODUCT, CONVOLUTION, ATTENTION, EXPERTS = "matrix product", "convolution", "attention", "mixture of experts"
 NORMALISATION, ELEMENTWISE, REDUCTION, GATHER = "normalisation", "elementwise", "reduction", "gather"
 OPTIMIZER = "optimizer"
@@ -132,7 +134,7 @@ def described(call: Call) -> tuple[str | None, str | None]:
         elif isinstance(formula, _Attention) and call.flags(formula.causal)[0]:
             texts.append("causal")
         elif not texts:
-            texts.append(f"{len(call.dims[0])} tensors with {call.elements()[0]} elements")
+            texts.append(f"{plural(len(call.dims[0]), 'tensor')} with {call.elements()[0]} elements")
     return " ".join(texts) or None, tensors[0][0] if tensors else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import polars as pl
 
@@ -36,24 +36,13 @@ class Span(Protocol):
     args: Any
 
 
-class Link(NamedTuple):
-    """What is known of one kernel."""
-
-    row: int
-    """Number of its event."""
-    operator: str
-    parents: str | None
-    """Operators around that, outermost first."""
-    module: str | None
-    part: str | None
-    shape: str | None
-    dtype: str | None
-    cost: Cost | None
-    """Its part of the work of the call, by time."""
-
-
 TEXTS = ("operator", "parents", "module", "part", "shape", "dtype")
-"""Fields of a link that describe its call."""
+"""Columns that describe a call: parents are the operators around it, outermost first."""
+
+_COLUMNS: Mapping[str, pl.DataType] = {
+    **{"row": pl.Int64(), **dict.fromkeys(TEXTS, pl.String())},
+    **{"kind_of_work": pl.String(), "work": pl.Int64(), "moved": pl.Int64()},
+}
 
 
 class _Node:
@@ -91,15 +80,22 @@ def _args(span: Span) -> _Args:
     return span.args if isinstance(span.args, dict) else {}
 
 
-def links(spans: Sequence[Span], columns: pl.DataFrame) -> list[Link]:
+def links(spans: Sequence[Span], columns: pl.DataFrame) -> pl.DataFrame:
     """Return what is known of the kernels among events that a device ran, else of the operators that the host ran.
+
+    Columns are ``row``, the number of the event, `TEXTS` of its call, and its part of the work of that by time:
+    ``kind_of_work``, ``work`` in FLOPs and ``moved`` in bytes.
 
     A kernel is of the operator around its launch, else of that with its external id. `columns` of the events are
     ``kind``, ``name``, ``start_ps``, ``dur_ps``, and ``owner``, their process where several launch work.
     """
+    return pl.DataFrame(_links(spans, columns), schema=_COLUMNS, orient="row")
+
+
+def _links(spans: Sequence[Span], columns: pl.DataFrame) -> list[tuple[Any, ...]]:
     on_device = pl.col("kind").str.to_lowercase().is_in([*WORK])
     kernels = columns.select(pl.arg_where(on_device)).to_series().to_list()
-    if not kernels and not columns["kind"].is_in([*OPERATORS]).any():
+    if not kernels and not any("Input Dims" in _args(span) for span in spans if span.cat in OPERATORS):
         return []
     tree = _Tree(spans, columns)
     if not kernels:
@@ -114,10 +110,10 @@ def links(spans: Sequence[Span], columns: pl.DataFrame) -> list[Link]:
     calls = dict[int, list[tuple[int, _Node]]]()
     for row, node in found:
         calls.setdefault((worker := tree.worker(node)).row, []).append((row, worker))
-    return [link for kernels_of in calls.values() for link in _linked(kernels_of, tree)]
+    return [row for kernels_of in calls.values() for row in _linked(kernels_of, tree)]
 
 
-def _on_host(tree: _Tree) -> list[Link]:
+def _on_host(tree: _Tree) -> list[tuple[Any, ...]]:
     """Return what is known of operators that the host ran; work is of the innermost that has most of it."""
     within = Counter[int]()  # bytes that operators within one move
     for node in reversed(tree.nodes):  # those around an operator came before it
@@ -130,7 +126,7 @@ def _on_host(tree: _Tree) -> list[Link]:
                 _divide(node)
         if node.around is not None:
             within[node.around.row] += inner
-    return [link for node in tree.nodes for link in _linked([(node.row, node)], tree)]
+    return [row for node in tree.nodes for row in _linked([(node.row, node)], tree)]
 
 
 def _divide(node: _Node) -> None:
@@ -140,7 +136,7 @@ def _divide(node: _Node) -> None:
         each.divided, each = True, each.around
 
 
-def _linked(calls: Sequence[tuple[int, _Node]], tree: _Tree) -> list[Link]:
+def _linked(calls: Sequence[tuple[int, _Node]], tree: _Tree) -> list[tuple[Any, ...]]:
     """Return the kernels of one call, each with its part of the work, by time."""
     node = calls[0][1]
     module, known, call = tree.module(node), tree.cost(node), _call(node.name, node.op or {})
@@ -153,7 +149,7 @@ def _linked(calls: Sequence[tuple[int, _Node]], tree: _Tree) -> list[Link]:
             parents.append(each.name)
         each = each.around
     text = " > ".join(reversed(parents))[-_MOST_TEXT:] or None
-    shares = dict[int, Cost]()
+    shares = dict[int, tuple[Any, ...]]()
     if known is not None and not node.divided:
         kind, *work = known
         times = {row: max(tree.durs[row], 1) for row, _ in calls if not _is_transfer(tree.spans[row])}
@@ -161,8 +157,9 @@ def _linked(calls: Sequence[tuple[int, _Node]], tree: _Tree) -> list[Link]:
         for row, time in times.items():
             begin, done = done, done + time
             flops, size = (of and of * done // total - of * begin // total for of in work)
-            shares[row] = Cost(kind, flops or 0, size)
-    return [Link(row, node.name, text, module, node.part, shape, dtype, shares.get(row)) for row, _ in calls]
+            shares[row] = kind, flops or 0, size
+    texts = node.name or None, text, module, node.part, shape, dtype
+    return [(row, *texts, *shares.get(row, (None, None, None))) for row, _ in calls]
 
 
 def _is_transfer(span: Span) -> bool:
