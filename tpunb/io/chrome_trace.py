@@ -10,7 +10,7 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from functools import cached_property, partial
 from itertools import chain, compress, pairwise
@@ -348,7 +348,7 @@ _TOKEN = re.compile(
 _ESCAPE = re.compile(r'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
 
 
-_BETWEEN = re.compile(r"\}\s*(,)\s*\{")  # between two events, or at places where one part is no list of objects
+_BETWEEN = re.compile(r'\}\s*(,)\s*\{\s*"')  # between two events, or at places where one part is no list of objects
 _PART = 1 << 18  # characters that are parsed at once, since parsing holds the interpreter lock
 _LIST = msgspec.json.Decoder(list[Event], float_hook=str)
 
@@ -399,14 +399,12 @@ def _loads_events(text: str) -> Any:
     ends = [0]
     while (end := _BETWEEN.search(text, ends[-1] + _PART)) is not None:
         ends.append(end.start(1))
-    parts = [text[start:end].lstrip(",") for start, end in pairwise([*ends, len(text)])]
-    try:
-        top, last = _loads(parts[0] + "]}"), _loads('{"traceEvents": [' + parts[-1])
-        if next(reversed(top)) == "traceEvents":
-            events = chain(top["traceEvents"], *map(_loads_list, parts[1:-1]), last["traceEvents"])
+    first, *parts = [text[start:end].lstrip(",") for start, end in pairwise([*ends, len(text)])]
+    with suppress(json.JSONDecodeError):
+        if parts and next(reversed(top := _loads(first + "]}"))) == "traceEvents":
+            last = _loads('{"traceEvents": [' + parts.pop())
+            events = chain(top["traceEvents"], *map(_loads_list, parts), last["traceEvents"])
             return {**top, **last, "traceEvents": [*events]}
-    except json.JSONDecodeError:
-        pass
     return _loads(text)
 
 
