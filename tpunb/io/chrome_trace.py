@@ -504,7 +504,7 @@ def _named(items: Sequence[Event], kind: str) -> _Names:
 
 
 class _Args:
-    """Arguments of events, one column per key; frames of Python have none of these."""
+    """Arguments of events, one column per key, null for frames of Python."""
 
     def __init__(self, spans: Sequence[Event]) -> None:
         self._spans = spans

@@ -275,8 +275,8 @@ def _details(parts: Sequence[_Part], by_ps: Sequence[int], kind: str) -> pl.Data
     frames = [pl.DataFrame(schema=columns)]
     for part, by in zip(parts, by_ps, strict=True):
         try:
-            known = part.calls if kind == "calls" else None
-            frame = details(part.file, storage.read(part.file), kind) if known is None else known
+            frame = part.calls if kind == "calls" else None
+            frame = details(part.file, storage.read(part.file), kind) if frame is None else frame
         except BadProfile as error:
             if len(parts) == 1:
                 raise

@@ -142,7 +142,7 @@ _SHOWN = 6  # operands in the text of a call
 
 
 def element(kernel: str) -> int | None:
-    """Return the bytes of an element of the tensors of a list, of which the name of the kernel tells, else None.
+    """Return the bytes of an element of the tensors of a list by the name of the kernel, None if it has no type.
 
     >>> element("CatArrayBatchedCopy<OpaqueType<2u>, unsigned int, 3>"), element("TernaryFunctor<float, 4>")
     (2, 4)

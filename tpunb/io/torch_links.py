@@ -139,9 +139,9 @@ def _divide(node: _Node) -> None:
 def _linked(calls: Sequence[tuple[int, _Node]], tree: _Tree) -> list[tuple[Any, ...]]:
     """Return the kernels of one call, each with its part of the work, by time."""
     node = calls[0][1]
-    module, known, call = tree.module(node), tree.cost(node), _call(node.name, node.op or {})
-    if known is not None and known.bytes is None:
-        known = cost(call._replace(element=element(str(tree.spans[calls[0][0]].name))))
+    module, work, call = tree.module(node), tree.cost(node), _call(node.name, node.op or {})
+    if work is not None and work.bytes is None:
+        work = cost(call._replace(element=element(str(tree.spans[calls[0][0]].name))))
     shape, dtype = described(call)
     parents, each = list[str](), node.around
     while each is not None:
@@ -150,13 +150,13 @@ def _linked(calls: Sequence[tuple[int, _Node]], tree: _Tree) -> list[tuple[Any, 
         each = each.around
     text = " > ".join(reversed(parents))[-_MOST_TEXT:] or None
     shares = dict[int, tuple[Any, ...]]()
-    if known is not None and not node.divided:
-        kind, *work = known
+    if work is not None and not node.divided:
+        kind, *sizes = work
         times = {row: max(tree.durs[row], 1) for row, _ in calls if not _is_transfer(tree.spans[row])}
         total, done = sum(times.values()), 0
         for row, time in times.items():
             begin, done = done, done + time
-            flops, size = (of and of * done // total - of * begin // total for of in work)
+            flops, size = (of and of * done // total - of * begin // total for of in sizes)
             shares[row] = kind, flops or 0, size
     texts = node.name or None, text, module, node.part, shape, dtype
     return [(row, *texts, *shares.get(row, (None, None, None))) for row, _ in calls]

@@ -63,7 +63,7 @@ class Modules:
         self._hooks = list[Any]()
 
     def start(self) -> None:
-        """Add hooks to all modules; for the thread that trains, while none of them runs."""
+        """Add hooks to all modules; for the thread that trains, between two steps."""
         with suppress(AttributeError, ImportError):  # versions without a part of it
             from torch._C._profiler import _RecordFunctionFast as Span  # not an operator, which tracing would record
             from torch.nn.modules import module
