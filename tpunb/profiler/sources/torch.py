@@ -158,14 +158,17 @@ class Torch:
         while not usable() or _is_importing():
             if self._stopped.wait(LIMITS.import_look_s):
                 raise NotInUse
+        modules = Modules()
         try:
-            return self._window(seconds)
+            return self._window(seconds, modules)
         except Exception as error:
             if not self._windows:  # the program may profile
                 raise NotInUse from error
             raise TpunbError(f"the profiler of PyTorch failed: {format_error(error)}") from error
+        finally:
+            modules.stop()  # the program may have been interrupted
 
-    def _window(self, seconds: float) -> bytes:
+    def _window(self, seconds: float, modules: Modules) -> bytes:
         profiler = sys.modules["torch"].profiler
         kinds = profiler.ProfilerActivity
         activities = [kinds.CPU, *([kinds.CUDA] if self._has_cuda() else [])]
@@ -173,17 +176,15 @@ class Torch:
         with warnings.catch_warnings():  # of what the program did not ask for
             warnings.simplefilter("ignore")
             session = profiler.profile(activities=activities, record_shapes=self._shapes, experimental_config=config)
-            modules = Modules() if self._shapes else None
 
             def start() -> None:
                 session.start()
                 # what torch.compile has made holds only without hooks: a first step would show whether it is used
-                if modules is not None and self.between.boundaries > 1 and not _compiles():
+                if self._shapes and self.between.boundaries > 1 and not _compiles():
                     modules.start()
 
             def stop() -> None:
-                if modules is not None:
-                    modules.stop()
+                modules.stop()
                 session.stop()
 
             # that of all threads must not begin or end while one computes (the comment on ``addGlobalCallback`` in
