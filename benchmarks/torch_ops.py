@@ -1,7 +1,6 @@
 """Check what PyTorch's kernels are said to do, and measure how fast that is found.
 
-``TPUNB_DATA=... python benchmarks/torch_ops.py [--quick] [--tracelens PYTHON]``. ``--quick`` takes one run of each side
-in place of five. The last line is one JSON object:
+``TPUNB_DATA=... python benchmarks/torch_ops.py [--quick] [--tracelens PYTHON]``. The last line is one JSON object:
 
 - ``flops_live``: worst relative error of FLOPs by shapes to PyTorch's FlopCounterMode over live programs, counted on
   the outermost and on the innermost operators
@@ -9,8 +8,10 @@ in place of five. The last line is one JSON object:
 - ``linked``: least share of device time with an operator over the published traces, of kernels launched within them
 - ``linked_of_all``: the same, of all kernels: some were launched before their trace began
 - ``faults``: share of the published traces of single faults whose fault the first sentence of ``tp.advise`` names
-- ``vs_tracelens``: seconds of TraceLens' report on the largest of these traces, by those of rooflines by module, layer,
-  operator and kernel and of the advice; null unless ``--tracelens`` names a Python in which TraceLens is installed
+- ``vs_tracelens``: processor seconds of TraceLens' report on the largest of these traces, by those of rooflines by
+  module, layer, operator and kernel and of the advice, the least of three runs after a first one on each side; null
+  unless ``--tracelens`` names a Python in which TraceLens is installed
+- ``vs_tracelens_wall``: the same by wall time
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
-from statistics import median
 
 os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "KINETO_LOG_LEVEL": "100", "TPUNB_CACHE": "off"}
 
@@ -39,10 +39,12 @@ FIELDS = ("Input Dims_first", "Input type_first", "Input Strides_first", "Concre
 REPORT = """
 import sys, time
 from TraceLens.Reporting.generate_perf_report_pytorch import generate_perf_report_pytorch
-begin = time.perf_counter()
-generate_perf_report_pytorch(sys.argv[1], output_csvs_dir=sys.argv[2])
-print("seconds", time.perf_counter() - begin)
+for _ in range(4):
+    begin, busy = time.perf_counter(), time.process_time()
+    generate_perf_report_pytorch(sys.argv[1], output_csvs_dir=sys.argv[2])
+    print("seconds", time.process_time() - busy, time.perf_counter() - begin)
 """
+RUNS = 3
 
 
 def live() -> float:
@@ -96,28 +98,34 @@ def names_its_fault(path: Path) -> bool:
     return bool(sentences) and torch_programs.FAULTS[path.name.partition(".")[0]] in sentences[0]
 
 
-def report(path: Path) -> float:
-    """Return the seconds of the whole report on a trace."""
-    begin = time.perf_counter()
+def report(path: Path) -> tuple[float, float]:
+    """Return the processor and wall seconds of the whole report on a trace."""
+    begin, busy = time.perf_counter(), time.process_time()
     steps = tp.steps(tp.load(path))
     phases = tp.phases(steps)
     for by in ("module", "layer", "op", "kernel"):
         tp.roofline(steps, by)
     tp.advise(phases)
-    return time.perf_counter() - begin
+    return time.process_time() - busy, time.perf_counter() - begin
 
 
-def tracelens(python: str, path: Path) -> float:
-    """Return the seconds of TraceLens' report on a trace, without its imports."""
+def least(times: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the least processor and wall seconds of several runs."""
+    return min(busy for busy, _ in times), min(wall for _, wall in times)
+
+
+def tracelens(python: str, path: Path) -> list[tuple[float, float]]:
+    """Return the processor and wall seconds of TraceLens' reports on a trace, without its imports and first run."""
     with tempfile.TemporaryDirectory() as folder:
         run = subprocess.run([python, "-c", REPORT, str(path), folder], capture_output=True, text=True, check=True)
-    return float(run.stdout.rpartition("seconds ")[2].split()[0])
+    lines = [line.split() for line in run.stdout.splitlines() if line.startswith("seconds ")]
+    return [(float(busy), float(wall)) for _, busy, wall in lines[1:]]
 
 
 def main() -> None:
     """Run all parts and print the JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="one run of each side")
+    parser.add_argument("--quick", action="store_true", help="the same: all parts take seconds")
     parser.add_argument("--tracelens", metavar="PYTHON", help="Python in which TraceLens is installed")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -126,9 +134,11 @@ def main() -> None:
     shares = {path.name: linked(path) for path in traces}
     largest = max(traces, key=lambda path: path.stat().st_size)
     report(traces[0])  # compiles
-    runs, ratio = range(1 if options.quick else 5), None
+    ours, ratios = least([report(largest) for _ in range(RUNS)]), (None, None)
     if options.tracelens:
-        ratio = median(tracelens(options.tracelens, largest) / report(largest) for _ in runs)
+        theirs = least(tracelens(options.tracelens, largest))
+        ours = least([ours, *(report(largest) for _ in range(RUNS))])
+        ratios = tuple(round(other / own, 1) for other, own in zip(theirs, ours, strict=True))
     faults = [names_its_fault(path) for path in sorted((folder / "faults").glob("*.gz"))]
     result = {
         "flops_live": live(),
@@ -136,8 +146,9 @@ def main() -> None:
         "linked": round(min(share for share, _ in shares.values()), 4),
         "linked_of_all": round(min(share for _, share in shares.values()), 4),
         "faults": round(sum(faults) / len(faults), 3),
-        "vs_tracelens": None if ratio is None else round(ratio, 1),
-        "report_s": round(median(report(largest) for _ in runs), 2),
+        "vs_tracelens": ratios[0],
+        "vs_tracelens_wall": ratios[1],
+        "report_s": round(ours[0], 2),
     }
     print(json.dumps(result))
 

@@ -205,6 +205,16 @@ def test_idle_time_before_late_launches_has_a_cause(late, cause):
     assert answer["sentence"][0].endswith(f"The device is idle for 70 % of the phase's step time {cause}.")
 
 
+def test_short_kernels_whose_launches_are_late_are_counted():
+    phases = phased("aa", a={"device": 0.3, "idle": 0.7, "host_wait": 0.6}, ops={"a": [("k", "device", None, 0.3)]})
+    steps = phases.steps
+    gpu = pl.DataFrame({"host": "", "step": 0, "device": "/device:GPU:0"})
+    gpu = pl.concat([pl.DataFrame(schema=schema.DEVICES), gpu.cast({"device": schema.NAME})], how="diagonal_relaxed")
+    steps = replace(steps, ops=steps.ops.with_columns(count=pl.lit(100, pl.Int64)), devices=gpu)
+    text = advise(labelled(steps, [0, 0]))["sentence"][0]
+    assert text.endswith("step time since 100 kernels of 3.0 us are launched late.")
+
+
 def test_the_idle_time_around_a_whole_capture_is_not_advised_upon():
     phases = phased("a", a={"device": 0.1, "idle": 0.9})
     assert fired(phases) == {(0, "idle"): pytest.approx(0.9)}

@@ -68,7 +68,7 @@ def test_rooflines_of_all_levels_have_the_same_sums(trace):
 
 
 LEVELS = ("run", "category", "layer", "module", "part", "op", "instruction", "kernel")
-MISSED = {"moe_05_large_capacity", "sdpa_03_short_seq_overhead"}  # over 50 % of the peak; 0.2 % of the trace
+MISSED = {"moe_05_large_capacity"}  # 57 % of the peak, which data or shapes do not show to be slow
 
 
 def test_the_first_sentence_names_the_fault_of_a_call(trace):

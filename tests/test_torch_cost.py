@@ -2,12 +2,15 @@
 
 import ast
 import csv
+from contextlib import suppress
 
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb.io.torch_cost import Call, cost, described
+import tpunb as tp
+from tpunb.io.torch_cost import Call, cost, described, element
 
 FIELDS = ("Input Dims_first", "Input type_first", "Input Strides_first", "Concrete Inputs_first")
 
@@ -82,6 +85,31 @@ def test_causal_attention_counts_the_pairs_that_its_mask_keeps(queries, keys):
     assert flops(causal=False) == 2 * 2 * 3 * queries * keys * (8 + 4)
 
 
+SHAPES = [[2, 3], [5]]
+ADAM = Call("aten::_fused_adam_", [*[SHAPES] * 4, [], [[], []]], ["TensorList"] * 6, [], [""] * 6)  # no amsgrad, steps
+
+
+@pytest.mark.parametrize(
+    ("recorded", "flops", "lists"),
+    [
+        (Call("aten::cat", [SHAPES, []], ["TensorList", "Scalar"], [], ["", "0"]), 0, 2),
+        (Call("aten::_foreach_addcdiv_", [SHAPES] * 3, ["TensorList"] * 3, [], [""] * 3), 11, 4),
+        (Call("aten::_foreach_norm", [SHAPES, [], []], ["TensorList", "Scalar", ""], [], [""] * 3), 22, 1),
+        (ADAM, 13 * 11, 7),
+        (Call("aten::_fused_sgd_", [SHAPES, SHAPES, []], ["TensorList"] * 3, [], [""] * 3), 4 * 11, 3),
+    ],
+    ids=lambda value: value.name if isinstance(value, Call) else None,
+)
+def test_work_on_lists_of_tensors_has_bytes_where_the_kernel_names_their_type(recorded, flops, lists):
+    assert described(recorded) == ("2 tensors with 11 elements", None)
+    assert cost(recorded)[1:] == (flops, None)
+    kernel = (
+        "at::native::multi_tensor_apply_kernel<at::native::BinaryOpListAlphaFunctor<c10::BFloat16, 2, 2, 0>, float>"
+    )
+    assert cost(recorded._replace(element=element(kernel)))[1:] == (flops, lists * 11 * 2)
+    assert element("void CatArrayBatchedCopy_vectorized<char, unsigned int, 3, 128, 1, 16>") is None
+
+
 def test_shapes_are_text_that_says_what_is_transposed_or_causal():
     assert described(conv([1, 2, 3], [2, 4, 5], transposed=True)) == ("f32[1,2,3] f32[2,4,5] transposed", "f32")
     values = [""] * 4 + ["True"]
@@ -100,7 +128,9 @@ def test_shapes_are_text_that_says_what_is_transposed_or_causal():
         call("aten::mm", [1 << 40, 1 << 40], [1 << 40, 1 << 40]),
         conv([2, 4, 8, 8], [6, 4, 3]),
         Call("aten::conv2d", [[2, 4, 8, 8], [6, 4, 3, 3]], ["float"] * 2, [], [""] * 7),  # padding by name
-        Call("aten::cat", [[[2, 3], [2, 3]], []], ["TensorList", "Scalar"], [], ["", "0"]),  # of unknown type
+        Call("aten::cat", [[[2, "x"]], []], ["TensorList", "Scalar"], [], ["", "0"]),
+        Call("aten::cat", [[], []], ["TensorList", "Scalar"], [], ["", "0"]),  # of more than 30
+        Call("aten::_foreach_add_", [[3], []], ["float", "Scalar"], [], ["", "0"]),
     ],
 )
 def test_what_is_not_known_is_none(unknown):
@@ -115,6 +145,40 @@ def test_flops_are_those_that_pytorch_counts():
     assert len(programs) >= 40
     found = {name: (live.counted(run), *live.by_shapes(live.recorded(run))) for name, run in programs.items()}
     assert {name: flops for name, flops in found.items() if len({*flops}) > 1 or not flops[0]} == {}
+
+
+def test_operators_of_a_cpu_have_work_and_modules(tmp_path):
+    torch = pytest.importorskip("torch")
+    from torch.profiler import ProfilerActivity, profile
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from tpunb.profiler.sources.torch import Modules
+
+    class Failing(torch.nn.Module):
+        def forward(self, x):
+            raise ArithmeticError
+
+    def step():
+        net(torch.ones(2, 3, 8, 8)).square().mean().backward()
+        with suppress(ArithmeticError):
+            torch.nn.Sequential(torch.nn.ReLU(), Failing())(torch.ones(2))
+
+    layers = torch.nn.Conv2d(3, 4, 3), torch.nn.LayerNorm(6), torch.nn.Flatten(), torch.nn.Linear(144, 5)
+    net, modules = torch.nn.Sequential(*layers), Modules()
+    with FlopCounterMode(display=False) as counter:
+        step()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as session:
+        modules.start()
+        step()
+        modules.stop()
+    path = tmp_path / "trace.json"
+    session.export_chrome_trace(str(path))
+    calls = tp.load(path).calls
+    named = calls.drop_nulls("module").with_columns(pl.col("operator").cast(pl.String))
+    found = {*named.filter(pl.col("operator").is_in(["aten::addmm", "aten::mm"])).select("module", "part").rows()}
+    assert found == {("Sequential_0/Linear_0", "forward"), ("Sequential_0/Linear_0", "backward")}
+    work = tp.load(path).events.filter(pl.col("category").cast(pl.String).is_in(["matrix product", "convolution"]))
+    assert work["flops"].sum() == counter.get_total_flops()
 
 
 @pytest.mark.parametrize(("table", "rows", "most"), [("GEMM", 40, 0.01), ("CONV_fwd", 4, 0.01), ("SDPA_fwd", 4, 0.02)])

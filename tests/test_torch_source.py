@@ -20,6 +20,7 @@ from tpunb.io import chrome_trace
 from tpunb.profiler.capture import Schedule
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.reducer import decode
+from tpunb.profiler.sources import torch as torch_source
 from tpunb.profiler.sources.between_steps import BetweenSteps
 from tpunb.profiler.sources.frameworks import NotInUse
 from tpunb.testing import check_source
@@ -78,15 +79,34 @@ def test_shapes_are_recorded_in_the_first_window_and_in_the_first_of_a_phase(thr
         return session(**options)
 
     monkeypatch.setattr(threads.profiler, "profile", profile)
-    monkeypatch.setattr(threads.cuda, "is_available", lambda: True)
     for reason in ("start", "evenly", "new phase", "under-sampled"):
         source.announce(reason)
         source.window(0.01)
     assert shapes == [True, False, True, False]
-    monkeypatch.setattr(threads.cuda, "is_available", lambda: False)  # no kernels whose work would be counted
-    source.announce("new phase")
-    source.window(0.01)
-    assert not shapes[-1]
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "compiles", "recorded"), [(2, False, True), (0, False, False), (2, True, False)]
+)
+def test_modules_are_recorded_after_a_first_step_without_compilation(
+    threads, monkeypatch, boundaries, compiles, recorded
+):
+    source, hooks = tp.sources.Torch(), []
+    monkeypatch.setattr(torch_source, "_compiles", lambda: compiles)
+    monkeypatch.setattr(torch_source.Modules, "start", lambda self: hooks.append("added"))
+    monkeypatch.setattr(torch_source.Modules, "stop", lambda self: hooks.append("removed"))
+    for _ in range(boundaries):
+        source.boundary()
+    source.announce("start")
+    with ThreadPoolExecutor(1) as pool:
+        window = pool.submit(source.window, 0.01)
+        while not window.done():
+            time.sleep(0.001)
+            if source.is_due:
+                source.boundary()
+    assert window.result()
+    assert (hooks[:1] == ["added"]) == recorded
+    assert hooks[-1] == "removed"
 
 
 @pytest.mark.parametrize("source", [None, tp.sources.Torch()], ids=["found", "chosen"])

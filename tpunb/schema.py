@@ -523,13 +523,13 @@ MESSAGES = frame(
 
 CALLS = frame(
     "CALLS",
-    "One row per kernel, copy or memset of a device whose operator PyTorch recorded.",
+    "One row per kernel, copy or memset of a device whose operator PyTorch recorded, or per operator on a CPU.",
     host=_HOST,
     device=_DEVICE,
     start_ps=_START,
     kernel=Column(NAME, "Name of the kernel, copy or memset."),
     operator=Column(NAME, 'Operator around its launch, the innermost of known work, such as "aten::addmm", or null.'),
-    parents=Column(_TEXT, "Operators around that, outermost first, joined by ' > ', or null."),
+    parents=Column(NAME, "Operators around that, outermost first, joined by ' > ', or null."),
     module=Column(NAME, 'Modules around it, or around what it differentiates, such as "Net_0/Linear_1", or null.'),
     part=PART,
     shape=_SHAPE,

@@ -279,9 +279,7 @@ HEADROOM_RULES = (
 def _call_rule(fault: str, sentence: str, action: str, source: str) -> Rule:
     """Return a rule for a fault of one call, or of all elementwise ones."""
     what = (
-        ""
-        if fault in ("unfused", "recomputation")
-        else "{operator} of {operands} takes {time} of the phase's step time"
+        "" if fault in ("unfused", "recomputation") else "{operator} of {operands} takes {time} of the phase's {base}"
     )
     return Rule(fault, pl.col("fault") == fault, pl.col("gain"), what + sentence, action, source)
 
@@ -347,22 +345,22 @@ CALL_RULES = (
     ),
     _call_rule(
         "slow memory",
-        f"{_ROOF}it is elementwise and uses little of the memory bandwidth",
+        f"{_ROOF}it computes little for each byte and uses little of the memory bandwidth",
         "use contiguous operands of one layout, smaller data types, or fuse it with its neighbours (torch.compile)",
         "ours: under 50 % of the roof, as for a phase",
     ),
     _call_rule(
         "recomputation",
-        "Computing the forward pass again for the backward pass takes {time} of the phase's step time",
+        "Computing the forward pass again for the backward pass takes {time} of the phase's {base}",
         "if memory is left, keep the activations of some modules: checkpoint fewer, or selectively "
         "(create_selective_checkpoint_contexts)",
         "https://docs.pytorch.org/docs/stable/checkpoint.html; 10 % is ours",
     ),
     _call_rule(
         "unfused",
-        "Elementwise operations that run one by one take {time} of the phase's step time, most of it {operator}",
+        "Elementwise operations that run one by one take {time} of the phase's {base}, most of it {operator}",
         "fuse them (torch.compile, fused optimizers and activations)",
-        "ours: 20 % of step time; a pair that is fused reads and writes about half",
+        "ours: 20 % of the base; a pair that is fused reads and writes about half",
     ),
 )
 """Rules for calls of PyTorch's operators with their shapes: metrics of `tpunb.analysis.calls`, of one phase each."""
@@ -630,7 +628,7 @@ def advise(
     so they do not add up. Metrics are those of the steps traced in full, extrapolated to all steps of the phase; rules
     with unknown metrics do not apply. Host work counts as far as the device idles meanwhile, and in full if nothing is
     known of a device. Phases without metrics come last, with nulls. Outliers count as a phase. Savings under 1 % of
-    all step time are left out.
+    all step time are left out. Of a capture without steps, advice on calls is of the time of its devices.
 
     One row per applicable rule of :data:`ACCOUNT_RULES`, without a phase, if the run has a record of its wall time:
     input, callbacks, checkpoints, retracing, rebuilt models, preparation, evaluation (`tp.goodput`). Each saves at most
@@ -717,7 +715,7 @@ def advise_phases(phases: Phases, roof: Roofline | None = None, idle: pl.DataFra
     if roof is not None:
         headroom = roof.frame.select(name="what", bound="bound", headroom=pl.col("headroom_ps") / pl.col("self_ps"))
         metrics, rules = metrics.join(headroom, on="name", how="left", maintain_order="left"), [*rules, *HEADROOM_RULES]
-    run_ps = int(phases.frame["dur_ps"].sum())
+    run_ps = float(phases.frame["dur_ps"].sum())
     rows = _applied(rules, metrics, run_ps, "step time")
     of_pytorch = traits(phases.steps)["framework"] in ("PyTorch", None)
     of_pytorch &= bool(phases.steps.ops["category"].cast(pl.String).is_in([*KINDS]).any())
@@ -725,7 +723,12 @@ def advise_phases(phases: Phases, roof: Roofline | None = None, idle: pl.DataFra
         roof = roofline(phases)
     if roof is None:
         return rows
-    return _ranked(rows, _applied(CALL_RULES, call_metrics(metrics, roof), run_ps, "step time"))
+    metrics = metrics.with_columns(base=pl.lit("step time"))
+    if (phases.steps.frame["rule"] == "whole").all():  # what surrounds the work on devices is the profiler's
+        time = pl.col("typical_ps") * pl.col("busy")
+        metrics = metrics.with_columns(base=pl.lit("device time"), typical_ps=time, busy=pl.lit(1.0))
+        run_ps = float(metrics["typical_ps"].sum())
+    return _ranked(rows, _applied(CALL_RULES, call_metrics(metrics, roof), run_ps, metrics["base"][0]))
 
 
 def _applied(rules: Sequence[Rule], metrics: pl.DataFrame, run_ps: float, base: str) -> pl.DataFrame:

@@ -30,7 +30,7 @@ def call_metrics(metrics: pl.DataFrame, roof: Roofline) -> pl.DataFrame:
     """Return one row per phase and slow call, with the metrics of the phase, most time first.
 
     ``fault``, a name in `tpunb.analysis.advice.CALL_RULES`; ``call``, ``operator`` and ``operands``; ``time``, share of
-    step time; ``times``, its time as a multiple of that at the roof; ``gain``, share of step time that is lost to the
+    ``base``; ``times``, its time as a multiple of that at the roof; ``gain``, share of step time that is lost to the
     fault; ``call_ps``, mean time of a call; and sizes: ``tiles``, ``units``, ``smallest``, ``odd``, ``length``,
     ``positions``, ``channels``, ``each`` (rows of an expert).
     """

@@ -47,6 +47,8 @@ _SHARES = [
     *("input", "idle", "any_idle", "busy", "infeed", "outfeed", "transfer", "collective", "formatting", "copies"),
     *("late", "reads", "recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm", "flops_counted"),
 ]
+_MEANS = (pl.col("of_devices", "launched").cast(pl.Float64).mean(),)
+_LAUNCH_US = 10.0  # the host may take as long to launch a kernel; ours
 _LONGEST = 300  # characters of a name that are matched
 _FEWEST_LOADS, _STEADY, _GROWN = 3, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
 _SURE_LOADS = 8  # seconds from which on it may shrink in some
@@ -97,7 +99,7 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
         return pl.when(valid.any()).then(pl.col(name).sum() / dur.filter(valid).sum()).alias(name)
 
     frequency = ((pl.col(work) > 0).mean().alias(f"{work}_frequency") for work in _RARE)
-    means = shares.group_by("phase").agg(*(share(name) for name in _SHARES), *frequency, step_ps=dur.mean())
+    means = shares.group_by("phase").agg(*(share(name) for name in _SHARES), *frequency, *_MEANS, step_ps=dur.mean())
     compiled = firsts.group_by("phase").agg(pl.col("compiled_ps").sum().cast(pl.Float64))
     rows = phases.frame.select("phase", "name", "steps", "full", "kinds", "dur_ps", share=dur / dur.sum().clip(1))
     rows = rows.join(means, on="phase", how="left", maintain_order="left").with_columns(
@@ -108,7 +110,13 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
     rows = rows.with_columns(compile=pl.col("compiled_ps") / pl.col("dur_ps"))
     rows = _with_stalls(_with_rare_work(rows), _signatures(phases))
     rows = rows.join(_top_ops(ops), on="phase", how="left", maintain_order="left")
-    late = pl.when(pl.col("late") > pl.col("idle") / 2).then(pl.lit("since the host launches its work late"))
+    each_us = pl.col("of_devices") / pl.col("launched") / 1e6
+    short = pl.format(
+        "since {} kernels of {} us are launched late", pl.col("launched").cast(pl.Int64), each_us.round(1)
+    )
+    is_short = phases.steps.devices["device"].cast(pl.String).str.contains("GPU").any() & (each_us < _LAUNCH_US)
+    late = pl.when(is_short).then(short).otherwise(pl.lit("since the host launches its work late"))
+    late = pl.when(pl.col("late") > pl.col("idle") / 2).then(late)
     rows = rows.with_columns(idle_cause=late.otherwise(pl.lit("without a known cause")))
     place = _sync_place(phases.steps) if (rows["reads"] > READS).any() else None
     return rows.with_columns(pl.col("reads_op").fill_null("a synchronous call") + (f" at {place}" if place else ""))
@@ -152,11 +160,12 @@ def _matched_ops(steps: Steps) -> pl.DataFrame:
 def _full_steps(steps: Steps, frame: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     """Return the full steps of `frame` longer than 0, with the self time of devices and of matched operations."""
     matrix = op_matrix(steps.full())
-    of_devices = matrix.values("self_ps") @ matrix.sides.astype(np.float32)
+    of_devices, launched = (matrix.values(name) @ matrix.sides.astype(np.float32) for name in ("self_ps", "count"))
     times = ops.group_by("host", "step").agg(
         pl.col("self_ps").filter(pl.col("metric") == metric).sum().alias(metric) for metric in _OPS
     )
-    full = frame.filter(pl.col("traced") == "full").with_columns(of_devices=pl.Series(of_devices, dtype=pl.Float64))
+    columns = (pl.Series(name, values) for name, values in (("of_devices", of_devices), ("launched", launched)))
+    full = frame.filter(pl.col("traced") == "full").with_columns(*columns)
     full = full.join(times, on=["host", "step"], how="left", maintain_order="left")
     return full.filter(pl.col("dur_ps") > 0).with_columns(
         pl.col([*_OPS]).cast(pl.Float64).fill_null(0), pl.col("dur_ps").cast(pl.Float64)
@@ -193,7 +202,7 @@ def _shares(steps: pl.DataFrame) -> pl.DataFrame:
     unexplained = (idle - explained).clip(0)
     reads = within(pl.col("sync_wait_ps").cast(pl.Float64), unexplained)
     return steps.select(
-        *("row", "dur_ps"),
+        *("row", "dur_ps", "of_devices", "launched"),
         *(time[name].alias(name) for name in ("infeed", "outfeed", "collective")),
         busy=time["device"],
         any_idle=idle,

@@ -350,7 +350,10 @@ def _of_steps(steps: Steps) -> pl.DataFrame:
 
 def _of_instructions(steps: Steps, by: str) -> pl.DataFrame:
     """Return the work of each instruction in each step, of each of its kernels for their levels."""
-    rows = steps.layers.filter(pl.col("side") == "device").with_columns(share=pl.lit(1.0), device=pl.lit(None))
+    layers, of_device = steps.layers, pl.col("side") == "device"
+    if not layers.select(of_device.any()).item():  # PyTorch on a CPU
+        of_device = pl.col("op").cast(pl.String).str.contains("::", literal=True)
+    rows = layers.filter(of_device).with_columns(share=pl.lit(1.0), device=pl.lit(None))
     if "part" not in rows.columns:
         rows = rows.with_columns(part=pl.lit(None, pl.String))
     if by == "part" and rows["part"].null_count() == len(rows):

@@ -101,11 +101,12 @@ class Device:
         return kind in (self.name, *self.kinds)
 
 
-# dense matrices; f32 on GPUs of NVIDIA from A100 on is TF32, in which XLA multiplies f32 by default
+# dense matrices; f32 on GPUs of NVIDIA from A100 on is TF32, in which XLA multiplies f32 by default;
+# f64 of T4 and L4 is 1/32 and 1/64 of their f32 without TF32 (architectures Turing and Ada), of B200 that of HGX B200
 _A100 = {"f16": 312e12, "f32": 156e12, "f64": 19.5e12, "int8": 624e12}
-_L4 = {"f16": 121e12, "f32": 60e12, "fp8": 242e12, "int8": 242e12}
+_L4 = {"f16": 121e12, "f32": 60e12, "f64": 0.473e12, "fp8": 242e12, "int8": 242e12}
 _HOPPER = {"f16": 989e12, "f32": 494e12, "f64": 67e12, "fp8": 1979e12, "int8": 1979e12}
-_B200 = {"f16": 2250e12, "f32": 1125e12, "fp8": 4500e12, "int8": 4500e12}
+_B200 = {"f16": 2250e12, "f32": 1125e12, "f64": 37e12, "fp8": 4500e12, "int8": 4500e12}
 _CDNA3 = {"f16": 1307.4e12, "f32": 163.4e12, "f64": 163.4e12, "fp8": 2614.9e12, "int8": 2614.9e12}
 _CDNA3_LEVELS = (Level("Infinity Cache", 256 * 2**20, 17.2e12),)  # https://rocm.docs.amd.com, MI300 series
 
@@ -129,7 +130,7 @@ _DEVICES = (
     Device(
         *("T4", 65e12, 16e9, 320e9, _NVIDIA + "tesla-t4/", ("Tesla T4",)),
         dtype="f16",
-        peaks={"f32": 8.1e12, "int8": 130e12},
+        peaks={"f32": 8.1e12, "f64": 0.253e12, "int8": 130e12},
         units=40,
     ),
     Device(
@@ -137,6 +138,7 @@ _DEVICES = (
         peaks=_A100,
         units=108,
     ),
+    Device("A100 40GB", 312e12, 40e9, 1555e9, _NVIDIA + "a100/", ("NVIDIA A100-SXM4-40GB",), peaks=_A100, units=108),
     Device("L4", 121e12, 24e9, 300e9, _NVIDIA + "l4/", ("NVIDIA L4",), peaks=_L4, units=58),
     Device("H100 SXM", 989e12, 80e9, 3350e9, _NVIDIA + "h100/", ("NVIDIA H100 80GB HBM3",), peaks=_HOPPER, units=132),
     Device("H200 SXM", 989e12, 141e9, 4800e9, _NVIDIA + "h200/", ("NVIDIA H200",), peaks=_HOPPER, units=132),

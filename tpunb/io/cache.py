@@ -25,7 +25,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.io.storage import Location
 
-DECODER = 7
+DECODER = 8
 """Version of the decoders: to be raised when their results change, which invalidates older entries."""
 
 _LIMIT = 2 << 30
@@ -58,6 +58,7 @@ class Decoded:
     reused: bool = False
     notes: Sequence[str] = ()  # what was left out or changed
     is_cut: bool = False  # the run goes on after the last event
+    calls: pl.DataFrame | None = None  # ``tpunb.schema.CALLS`` with these events; None if they are to be read again
 
     @cached_property
     def extent(self) -> Extent:

@@ -9,13 +9,14 @@ import gc
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from decimal import Decimal
-from functools import cached_property
-from itertools import chain, pairwise
+from functools import cached_property, partial
+from itertools import chain, compress, pairwise
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -57,8 +58,30 @@ _VIEWER_EVENTS, _AT_ONE_TIME = 1_000_000, 1_000
 """Events to which TensorFlow and JAX cut a trace, the earliest ones, and how many more may share the last time."""
 _GAP = 16 << 20  # bytes without a quotation mark, which no trace has
 
-_Event = Mapping[str, Any]
+_Object = Mapping[str, Any]
 _Names = Mapping[tuple[str | None, ...], str]
+
+
+class Event(msgspec.Struct, gc=False):
+    """An event as it is written; a fraction is the text of its digits, which a float would round."""
+
+    ph: str | None = None
+    cat: str | None = None
+    name: str | None = None
+    pid: str | int | None = None
+    tid: str | int | None = None
+    ts: Any = None
+    dur: Any = 0
+    args: Any = None
+
+    @classmethod
+    def of(cls, item: _Object) -> Event:
+        """Return an event whose names and ids may be any values: numbers as text, others as None."""
+        texts = {key: str(value) for key in _FIELDS[:5] if isinstance(value := item.get(key), _SCALARS)}
+        return cls(**texts, **{key: item[key] for key in _FIELDS[5:] if key in item})
+
+
+_FIELDS = Event.__struct_fields__
 
 
 class Trace(NamedTuple):
@@ -69,6 +92,7 @@ class Trace(NamedTuple):
     origin_ns: int | None  # time 0 of the events in nanoseconds since 1970, which PyTorch records
     notes: list[str]  # what was left out or changed
     is_cut: bool  # the run goes on after the last event
+    calls: pl.DataFrame  # what PyTorch launched each kernel for, ``tpunb.schema.CALLS``
 
 
 @contextmanager
@@ -95,80 +119,77 @@ def read(data: bytes, *, source: str) -> Trace:
     """
     facts, items = _opened(data, source)
     timed = _timed(facts, items, source)
-    events, notes, _ = _events(facts, items, timed)
+    events, notes, calls = _events(facts, items, timed)
     is_viewer = bool(facts) and "schemaVersion" not in facts
     is_cut = is_viewer and 0 <= len(events) - _VIEWER_EVENTS < _AT_ONE_TIME
     if is_cut:  # steps that go on after the last event lack operations
         whole = pl.col("start_ps") + pl.col("dur_ps") <= pl.col("start_ps").max()
         events = events.with_columns(pl.when(whole).then("step_num").alias("step_num"))
         notes.append(f"cut at {len(events):,} events, the most that this form holds: what follows is missing")
-    return Trace(events, hardware(events, _device_names(facts)), timed.origin_ns, notes, is_cut)
+    return Trace(events, hardware(events, _device_names(facts)), timed.origin_ns, notes, is_cut, calls)
 
 
 class _Timed(NamedTuple):
     """The events with a time, in picoseconds."""
 
-    spans: Sequence[_Event]
-    starts: Sequence[int]
-    durs: Sequence[int]
+    spans: Sequence[Event]
+    starts: pl.Series
+    durs: pl.Series
     origin_ns: int | None  # time 0 since 1970
     notes: list[str]
 
 
-def _timed(facts: _Event, items: Sequence[_Event], source: str) -> _Timed:
+def _timed(facts: _Object, items: Sequence[Event], source: str) -> _Timed:
     """Return the events with a time; those without one are left out, unless all are."""
     spans, endless = _spans(items)
-    starts = _picoseconds([span.get("ts") for span in spans])
-    durs = _picoseconds([span.get("dur", 0) for span in spans])
+    starts = _picoseconds([span.ts for span in spans])
+    durs = _picoseconds([span.dur for span in spans])
     base_ns = base if isinstance(base := facts.get("baseTimeNanoseconds"), int) else 0
     # a kernel whose record was lost starts at 0, in 1970
     recent = (_RECENT_NS - base_ns) * 1000
-    least = recent if max(filter(None, starts), default=0) > recent else -(_LIMIT**2)
-    times = enumerate(zip(starts, durs, strict=True))
-    sound = [row for row, (start, dur) in times if start is not None and dur is not None and start >= least]
-    if spans and not sound:
-        key = "ts" if starts[0] is None else "dur"
-        name, value = spans[0].get("name"), spans[0].get(key)
-        raise BadProfile(f"{source}: event {name!r:.80} has {key} {value!r:.40}, not a number")
+    is_sound = starts.is_not_null() & durs.is_not_null()
+    if _range(starts)[1] > recent:
+        is_sound &= starts >= pl.Series([recent], dtype=pl.Int128)
+    if spans and not is_sound.any():
+        key, value = ("ts", spans[0].ts) if starts[0] is None else ("dur", spans[0].dur)
+        raise BadProfile(f"{source}: event {spans[0].name!r:.80} has {key} {value!r:.40}, not a number")
     notes = [f"{plural(endless, 'event')} left out: begun, never ended"] * bool(endless)
-    if lost := len(spans) - len(sound):
+    if lost := len(spans) - int(is_sound.sum()):
         notes.append(f"{plural(lost, 'event')} left out: without a time")
-        spans, starts, durs = ([column[row] for row in sound] for column in (spans, starts, durs))
+        spans, starts, durs = [*compress(spans, is_sound)], starts.filter(is_sound), durs.filter(is_sound)
     origin = 0
-    if starts and (max(starts) >= _LIMIT or "schemaVersion" in facts):
-        origin = min(starts)
-        starts = [start - origin for start in starts]
-    for low, high in ((min(values), max(values)) for values in (starts, durs) if values):
+    if len(starts) and (_range(starts)[1] >= _LIMIT or "schemaVersion" in facts):
+        origin = _range(starts)[0]
+        starts = starts - pl.Series([origin], dtype=pl.Int128)
+    for low, high in map(_range, (starts, durs)):
         if low < -_LIMIT or high >= _LIMIT:
             raise BadProfile(f"{source}: times from {low} to {high} ps do not fit Int64 picoseconds")
     origin_ns = base_ns + origin // 1000
-    return _Timed(spans, starts, durs, origin_ns if origin_ns > _RECENT_NS else None, notes)
+    times = starts.cast(pl.Int64), durs.cast(pl.Int64)
+    return _Timed(spans, *times, origin_ns if origin_ns > _RECENT_NS else None, notes)
 
 
-def _events(
-    facts: _Event, items: Sequence[_Event], timed: _Timed
-) -> tuple[pl.DataFrame, list[str], list[torch_links.Link]]:
+def _range(values: pl.Series) -> tuple[int, int]:
+    least, most = values.min(), values.max()
+    return (least, most) if isinstance(least, int) and isinstance(most, int) else (0, 0)
+
+
+def _events(facts: _Object, items: Sequence[Event], timed: _Timed) -> tuple[pl.DataFrame, list[str], pl.DataFrame]:
     """Return the events, what was changed or is unknown, and what PyTorch launched its kernels for."""
     args = _Args(timed.spans)
-    texts = ("tf_op", "annotation", "hlo_op", "hlo_category", "step_name", "long_name", "tf_function_call")
-    numbers = ("step_num", "model_flops", "flops", "bytes_accessed", "device_duration_ps", "program_id")
-    metadata = [item for item in items if item.get("ph") == "M"]
+    metadata = [item for item in items if item.ph == "M"]
     frame = args.places(*[_named(metadata, kind) for kind in ("process_name", "process_labels", "thread_name")])
     frame = frame.with_columns(
         host=pl.lit(_host(facts), schema.NAME),
-        start_ps=pl.Series(timed.starts, dtype=pl.Int64),
-        dur_ps=pl.Series(timed.durs, dtype=pl.Int64),
-        name=_texts([span.get("name") for span in timed.spans]).fill_null(""),
-        **{name: args.text(name) for name in texts},
-        **{name: args.integer(name) for name in numbers},
-        calls_driver=args.correlation != 0,
-        flow_out=args.flow("_pt", "_p"),
-        flow_in=args.flow("_ct", "_c"),
-        correlation_id=args.launch(frame["plane"]),
-    )
+        start_ps=timed.starts,
+        dur_ps=timed.durs,
+        name=_texts([span.name for span in timed.spans]).fill_null(""),
+    ).hstack(args.columns(frame["plane"]))
     owners = _owners(frame)
-    links = torch_links.links(timed.spans, timed.starts, timed.durs, None if owners is None else owners.to_list())
-    frame = frame.hstack(_work(links, len(frame))).with_columns(**_columns())
+    links = torch_links.links(timed.spans, frame.select("kind", "name", "start_ps", "dur_ps", owner=owners))
+    is_call = ~pl.col("operator").str.contains(f"^{FRAMEWORK_OP.pattern}$")  # other than "nccl:all_reduce"
+    work = links.select(pl.when(is_call).then("operator"), "kind_of_work", "work", "moved")
+    frame = frame.hstack(_at_rows(work, links["row"], len(frame))).with_columns(**_columns())
     if owners is not None:
         frame = _apart(frame.with_columns(owner=owners))
     notes, unknown = timed.notes, frame.filter(pl.col("line") == _UNKNOWN)
@@ -177,18 +198,16 @@ def _events(
         notes.append(f"{plural(len(unknown), 'event')} of devices in categories not known as their work: {kinds}")
     events = schema.check(frame, schema.EVENTS, "events")
     events, cuts = streams.cut(events, lambda rows: args.positive("graph node id", rows))
-    return events, notes + cuts, links
+    calls = events[links["row"]].select("host", "start_ps", device="plane", kernel="name")
+    return events, notes + cuts, schema.check(calls.hstack(links.select(torch_links.TEXTS)), schema.CALLS, "calls")
 
 
-def _work(links: Sequence[torch_links.Link], height: int) -> pl.DataFrame:
-    """Return PyTorch's operator of each event and its work; no operator for names like "nccl:all_reduce"."""
-    columns: schema.Schema = {"operator": pl.String(), "kind": pl.String(), "work": pl.Int64(), "moved": pl.Int64()}
-    rows = [(link.row, link.operator or None, *(link.cost or (None,) * 3)) for link in links]
-    found = pl.DataFrame(rows, schema={"row": pl.Int64(), **columns}, orient="row")
-    every = pl.DataFrame({"row": range(height)}, schema={"row": pl.Int64()})
-    operator = pl.when(~pl.col("operator").str.contains(f"^{FRAMEWORK_OP.pattern}$")).then("operator")
-    joined = every.join(found, on="row", how="left", maintain_order="left")
-    return joined.select(operator, "work", "moved", kind_of_work="kind")
+def _at_rows(frame: pl.DataFrame, rows: Sequence[int] | pl.Series, height: int) -> pl.DataFrame:
+    """Return a frame of some height whose given rows are those of `frame`, and the others null."""
+    if len(frame) == height:
+        return frame
+    every, at = (pl.Series("at", numbers, pl.Int64) for numbers in (range(height), rows))
+    return every.to_frame().join(frame.with_columns(at), on="at", how="left", maintain_order="left").drop("at")
 
 
 def _owners(frame: pl.DataFrame) -> pl.Series | None:
@@ -238,11 +257,11 @@ def instructions(data: bytes, *, source: str) -> pl.DataFrame:
     facts, items = _opened(data, source)
     keys = ("program_id", "shape_with_layout", "source", "long_name")
     distinct = {
-        tuple(map(str, (item.get("name"), *map(_args(item).get, keys)))): {"name": item.get("name"), **_args(item)}
+        tuple(map(str, (item.name, *map(_args(item).get, keys)))): {"name": item.name, **_args(item)}
         for item in items
         if "hlo_category" in _args(item)
     }
-    args = _Args([{"args": each} for each in distinct.values()])
+    args = _Args([Event(args=each) for each in distinct.values()])
     rows = pl.DataFrame(
         {
             "hlo_op": args.text("name"),
@@ -260,11 +279,11 @@ def messages(data: bytes, *, source: str) -> pl.DataFrame:
     facts, items = _opened(data, source)
     timed = _timed(facts, items, source)
     spans = timed.spans
-    calls = {str(_args(span).get("External id")): _args(span) for span in spans if span.get("name") == _NCCL_CALL}
+    calls = {str(_args(span).get("External id")): _args(span) for span in spans if span.name == _NCCL_CALL}
     rows = []
     for number, span in enumerate(spans):
         args = _args(span)
-        if "stream" in args and str(span.get("name")).lower().startswith("nccl"):
+        if "stream" in args and str(span.name).lower().startswith("nccl"):
             message = args if _NCCL_SIZES[0] in args else calls.get(str(args.get("External id")), {})
             rows.append((number, *_message(message)))
     columns: schema.Schema = {
@@ -278,14 +297,10 @@ def messages(data: bytes, *, source: str) -> pl.DataFrame:
 
 def calls(data: bytes, *, source: str) -> pl.DataFrame:
     """Return what PyTorch launched each kernel for: ``tpunb.schema.CALLS``."""
-    facts, items = _opened(data, source)
-    events, _, links = _events(facts, items, _timed(facts, items, source))
-    texts = {name: pl.Series([getattr(link, name) for link in links], dtype=pl.String) for name in torch_links.TEXTS}
-    rows = events[[link.row for link in links]].select("host", "start_ps", device="plane", kernel="name")
-    return schema.check(rows.with_columns(**texts), schema.CALLS, "calls")
+    return read(data, source=source).calls
 
 
-def _message(args: _Event) -> tuple[int | None, str | None, int | None, str | None]:
+def _message(args: _Object) -> tuple[int | None, str | None, int | None, str | None]:
     """Return bytes, replica group and size of the group of one message, and its collective."""
     counts = [count for key in _NCCL_SIZES if type(count := args.get(key)) is int and 0 <= count < _LIMIT]
     width = _TYPE_BYTES.get(str(args.get("dtype")).lower())
@@ -313,7 +328,7 @@ def hardware(events: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema.HARDWARE, orient="row")
 
 
-def _device_names(facts: _Event) -> dict[str, str]:
+def _device_names(facts: _Object) -> dict[str, str]:
     """Return the names that PyTorch gives to devices, by number; that of all by "", since ROCm counts differently."""
     devices = facts.get("deviceProperties")
     listed = [each for each in devices if isinstance(each, dict)] if isinstance(devices, list) else []
@@ -333,8 +348,9 @@ _TOKEN = re.compile(
 _ESCAPE = re.compile(r'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
 
 
-_BETWEEN = "\n  },\n  {"  # between two events of PyTorch; no text has a line break
-_PART = 1 << 18  # characters that are parsed at once
+_BETWEEN = re.compile(r'\}\s*(,)\s*\{\s*"')  # between two events, or at places where one part is no list of objects
+_PART = 1 << 18  # characters that are parsed at once, since parsing holds the interpreter lock
+_LIST = msgspec.json.Decoder(list[Event], float_hook=str)
 
 
 def parse(data: bytes, source: str) -> Any:
@@ -343,6 +359,10 @@ def parse(data: bytes, source: str) -> Any:
     Also as tools write it: with control characters, single backslashes, ``nan``, commas at the end, zero bytes after
     it, and a list that is not closed.
     """
+    return _parsed(data, source, partial(_loads, parse_float=Decimal))
+
+
+def _parsed(data: bytes, source: str, loads: Callable[[str], Any]) -> Any:
     if not data:
         raise BadProfile(f"{source}: the file is empty", hint="the capture failed, or its copy did")
     encoding, added = json.detect_encoding(data), list[int]()
@@ -355,9 +375,9 @@ def parse(data: bytes, source: str) -> Any:
     text = data.decode(encoding, "replace")
     try:
         try:
-            return _loads_in_parts(text) or _loads(text)
+            return loads(text)
         except json.JSONDecodeError:
-            return _loads(_mended(text, added))
+            return loads(_mended(text, added))
     except json.JSONDecodeError as error:
         at = error.pos - bisect_left(added, error.pos)
         byte, expected = len(text[:at].encode(encoding, "replace")), error.msg.replace("Expecting", "expected")
@@ -374,29 +394,35 @@ def parse(data: bytes, source: str) -> Any:
         raise BadProfile(f"{source}: not JSON: {format_error(error)}; {len(data):,} bytes") from error
 
 
-def _loads_in_parts(text: str) -> Any:
-    """Parse what PyTorch writes a part at a time, since parsing holds the interpreter lock; None for other text."""
+def _loads_events(text: str) -> Any:
+    """Parse a trace a part at a time, and its events as such; as a whole where the parts are no lists of objects."""
     ends = [0]
-    while (end := text.find(_BETWEEN, ends[-1] + _PART)) >= 0:
-        ends.append(end + _BETWEEN.index(","))
-    if len(ends) == 1:
-        return None
-    parts = [text[start:end].lstrip(",") for start, end in pairwise([*ends, len(text)])]
+    while (end := _BETWEEN.search(text, ends[-1] + _PART)) is not None:
+        ends.append(end.start(1))
+    first, *parts = [text[start:end].lstrip(",") for start, end in pairwise([*ends, len(text)])]
+    with suppress(json.JSONDecodeError):
+        if parts and next(reversed(top := _loads(first + "]}"))) == "traceEvents":
+            last = _loads('{"traceEvents": [' + parts.pop())
+            events = chain(top["traceEvents"], *map(_loads_list, parts), last["traceEvents"])
+            return {**top, **last, "traceEvents": [*events]}
+    return _loads(text)
+
+
+def _loads_list(part: str) -> list[Any]:
+    text = f"[{part}]"
     try:
-        top, last = _loads(parts[0] + "]}"), _loads('{"traceEvents": [' + parts[-1])
-        if next(reversed(top)) != "traceEvents":
-            return None
-        events = chain(top["traceEvents"], *(_loads(f"[{part}]") for part in parts[1:-1]), last["traceEvents"])
-        return {**top, **last, "traceEvents": [*events]}
-    except json.JSONDecodeError:
-        return None
+        return _LIST.decode(text)
+    except (msgspec.DecodeError, RecursionError):  # of values that are no JSON, or of events that are no objects
+        rows: list[Any] = _loads(text)
+        return rows
 
 
-def _loads(text: str) -> Any:
+def _loads(text: str, parse_float: Callable[[str], Any] = str) -> Any:
     # surrogates, which Polars cannot encode
     hook = _without_halves if re.search(r"\\u[dD][89a-fA-F]", text) else None
-    # Decimal: microseconds since 1970 as float have a resolution of 0.25 us
-    return json.loads(text, strict=False, parse_float=Decimal, parse_constant=lambda _: None, object_pairs_hook=hook)
+    # no float: microseconds since 1970 have a resolution of 0.25 us
+    options: Any = {"parse_float": parse_float, "parse_constant": lambda _: None, "object_pairs_hook": hook}
+    return json.loads(text, strict=False, **options)
 
 
 def _mended(text: str, added: list[int]) -> str:
@@ -424,47 +450,41 @@ def _without_halves(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return {clean(key): clean(value) if isinstance(value, str) else value for key, value in pairs}
 
 
-def _opened(data: bytes, source: str) -> tuple[_Event, Sequence[_Event]]:
+def _opened(data: bytes, source: str) -> tuple[_Object, Sequence[Event]]:
     """Return what a trace holds beside its events, if it is no mere list, and the events."""
-    top = parse(data, source)
+    top = _parsed(data, source, _loads_events)
     events = top.get("traceEvents") if isinstance(top, dict) else top
     if isinstance(events, list):
-        items = [item for item in events if isinstance(item, dict)]
-        if isinstance(top, dict) or any("ph" in item for item in items):
+        items = [item if type(item) is Event else Event.of(item) for item in events if type(item) in (Event, dict)]
+        if isinstance(top, dict) or any(item.ph is not None for item in items):
             return top if isinstance(top, dict) else {}, items
     content = f"an object with {sorted(top)[:8]}" if isinstance(top, dict) else f"a {type(top).__name__}"
     raise BadProfile(f"{source}: JSON, but no Chrome trace: {content}", hint="a trace has a list traceEvents")
 
 
-def _spans(items: Sequence[_Event]) -> tuple[list[_Event], int]:
+def _spans(items: Sequence[Event]) -> tuple[list[Event], int]:
     """Return the events with a duration, which may be written as begin and end, and how many have no end."""
-    spans, begun = list[_Event](), dict[tuple[str | None, ...], list[_Event]]()
-    for item in items:
-        phase = item.get("ph")
-        if phase == "X":
-            spans.append(item)
-        elif phase in ("B", "E"):
-            thread = tuple(str(item[key]) if isinstance(item.get(key), _SCALARS) else None for key in ("pid", "tid"))
-            stack = begun.setdefault(thread, [])
-            if phase == "B":
-                stack.append(item)
-            elif stack:
-                begin = stack.pop()
-                start, end = _number(begin.get("ts")), _number(item.get("ts"))
-                dur = None if start is None or end is None else end - start
-                spans.append({**begin, "ph": "X", "dur": dur, "args": {**_args(begin), **_args(item)}})
-    return [span for span in spans if span.get("cat") != _TRACE], sum(map(len, begun.values()))
+    spans, begun = [item for item in items if item.ph == "X" and item.cat != _TRACE], dict[Any, list[Event]]()
+    for item in items if len(spans) < len(items) else ():
+        stack = begun.setdefault((item.pid, item.tid), []) if item.ph in ("B", "E") else None
+        if item.ph == "B" and stack is not None:
+            stack.append(item)
+        elif stack:
+            begin = stack.pop()
+            start, end = _number(begin.ts), _number(item.ts)
+            dur = None if start is None or end is None else end - start
+            spans.append(msgspec.structs.replace(begin, ph="X", dur=dur, args={**_args(begin), **_args(item)}))
+    return spans, sum(map(len, begun.values()))
 
 
-def _host(facts: _Event) -> str:
+def _host(facts: _Object) -> str:
     info = facts.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else None
     return f"rank {rank}" if isinstance(rank, int) else ""
 
 
-def _args(item: _Event) -> _Event:
-    args = item.get("args")
-    return args if isinstance(args, dict) else {}
+def _args(item: Event) -> _Object:
+    return item.args if isinstance(item.args, dict) else {}
 
 
 def _texts(values: Sequence[Any]) -> pl.Series:
@@ -474,22 +494,37 @@ def _texts(values: Sequence[Any]) -> pl.Series:
     return pl.Series(values, dtype=pl.String)
 
 
-def _named(items: Sequence[_Event], kind: str) -> _Names:
+def _named(items: Sequence[Event], kind: str) -> _Names:
     """Return names or labels that "M" events give to processes (by pid) or to threads (by pid and tid)."""
-    named = [item for item in items if item.get("name") == kind]
-    keys = ["pid", "tid"] if kind == "thread_name" else ["pid"]
-    ids = [_texts([item.get(key) for item in named]) for key in keys]
+    named = [item for item in items if item.name == kind]
+    ids = [_texts([item.pid for item in named])]
+    ids += [_texts([item.tid for item in named])] * (kind == "thread_name")
     names = _texts([_args(item).get(kind.rpartition("_")[2]) for item in named])
     return {tuple(key): name for *key, name in zip(*ids, names, strict=True) if name is not None}
 
 
 class _Args:
-    """Arguments of events, one column per key."""
+    """Arguments of events, one column per key, null for frames of Python."""
 
-    def __init__(self, spans: Sequence[_Event]) -> None:
+    def __init__(self, spans: Sequence[Event]) -> None:
         self._spans = spans
-        self._args = [_args(span) for span in spans]
+        self._rows = [row for row, span in enumerate(spans) if span.cat != _FRAME]
+        self._args = [_args(spans[row]) for row in self._rows]
         self._keys = set(chain.from_iterable(self._args))
+
+    def columns(self, planes: pl.Series) -> pl.DataFrame:
+        """Return the arguments of the events, which are on some planes."""
+        texts = ("tf_op", "annotation", "hlo_op", "hlo_category", "step_name", "long_name", "tf_function_call")
+        numbers = ("step_num", "model_flops", "flops", "bytes_accessed", "device_duration_ps", "program_id")
+        columns = {
+            **{name: self.text(name) for name in texts},
+            **{name: self.integer(name) for name in numbers},
+            "calls_driver": self.correlation != 0,
+            "flow_out": flow_id(self._ids("_pt").fill_null(0), self._ids("_p")),
+            "flow_in": flow_id(self._ids("_ct").fill_null(0), self._ids("_c")),
+            "correlation_id": self.launch(planes[self._rows]),
+        }
+        return _at_rows(pl.DataFrame(columns), self._rows, len(self._spans))
 
     def text(self, key: str) -> pl.Series:
         """Return an argument as text; null if it is empty, of another type, or missing."""
@@ -503,13 +538,9 @@ class _Args:
         texts = self.text(key)
         return texts.set(~texts.str.contains(r"^[0-9]{1,18}$"), None).cast(pl.Int64)
 
-    def flow(self, kind: str, number: str) -> pl.Series:
-        """Return ids of flows, see :func:`tpunb.io.event_ids.flow_id`."""
-        return flow_id(self._ids(kind).fill_null(0), self._ids(number))
-
     def positive(self, key: str, rows: Iterable[int]) -> npt.NDArray[np.bool_]:
         """Return in which of some events an argument is a number above 0."""
-        return np.array([isinstance(n := self._args[row].get(key), int) and n > 0 for row in rows], bool)
+        return np.array([isinstance(n := _args(self._spans[row]).get(key), int) and n > 0 for row in rows], bool)
 
     @cached_property
     def correlation(self) -> pl.Series:
@@ -531,20 +562,24 @@ class _Args:
 
     def places(self, processes: _Names, labels: _Names, threads: _Names) -> pl.DataFrame:
         """Return plane, line, lane and process of each event, and PyTorch's category as `kind`."""
-        keys = {key: _texts([span.get(key) for span in self._spans]) for key in ("cat", "pid", "tid")}
-        if (keys["cat"] == _MTIA).any():
-            signals = [span.get("cat") == _MTIA and str(span.get("name")) in _SIGNALS for span in self._spans]
-            keys["cat"] = keys["cat"].set(pl.Series(signals, dtype=pl.Boolean), "cuda_sync")
-        rows = pl.DataFrame({**keys, "device": self.text("device"), "stream": self.text("stream")})
-        distinct = rows.unique(maintain_order=True)
-        places = [(*_place(key, processes, labels, threads), *key[1:3]) for key in distinct.rows()]
+        of_args = zip(self._rows, self.text("device"), self.text("stream"), strict=True)
+        streams = {row: names for row, *names in of_args if any(names)}
+        kinds = [span.cat for span in self._spans]
+        if _MTIA in kinds:
+            signals = [span.cat == _MTIA and span.name in _SIGNALS for span in self._spans]
+            kinds = ["cuda_sync" if is_signal else kind for kind, is_signal in zip(kinds, signals, strict=True)]
+        none, keys = (None, None), dict[tuple[Any, ...], int]()
+        code = [
+            keys.setdefault((kind, span.pid, span.tid, *streams.get(row, none)), len(keys))
+            for row, (kind, span) in enumerate(zip(kinds, self._spans, strict=True))
+        ]
+        distinct = [tuple(None if part is None else str(part) for part in key) for key in keys]
+        places = [(*_place(key, processes, labels, threads), *key[1:3]) for key in distinct]
         lanes = {place: lane for lane, place in enumerate(dict.fromkeys(places))}  # threads of one name are distinct
-        columns = {"plane": pl.String, "line": pl.String, "lane": pl.UInt32}
-        placed = distinct.hstack(
-            pl.DataFrame([(*place[:2], lanes[place]) for place in places], schema=columns, orient="row")
-        )
-        rows = rows.join(placed, on=rows.columns, how="left", nulls_equal=True, maintain_order="left")
-        return rows.select("plane", "line", "lane", "pid", kind="cat")
+        rows = [(*place[:2], lanes[place], pid, kind) for place, (kind, pid, *_) in zip(places, distinct, strict=True)]
+        columns: schema.Schema = {"plane": pl.String(), "line": pl.String(), "lane": pl.UInt32()}
+        columns |= {"pid": pl.String(), "kind": pl.String()}
+        return pl.DataFrame(rows, columns, orient="row")[code]
 
     def _ids(self, key: str) -> pl.Series:
         """Return an argument as UInt64, to which signed integers wrap; null unless it is an integer."""
@@ -586,7 +621,7 @@ def _columns() -> dict[str, pl.Expr]:
     of_host = (
         pl.when(step.is_not_null())
         .then(pl.lit("ProfilerStep"))
-        .when(kind == _FRAME)
+        .when((kind == _FRAME) | name.str.starts_with(torch_links.MODULE))
         .then("$" + name)  # as in TensorFlow's Python tracer
         .otherwise(pl.coalesce(full.str.extract(framework), name))
     )
@@ -595,6 +630,7 @@ def _columns() -> dict[str, pl.Expr]:
     of_call = pl.when(pl.col("hlo_category") == "custom-call", flops.is_not_null()).then("long_name")
     product = of_call.map_elements(texts.product, return_dtype=pl.Int64)
     doubted = ((product - flops).abs() > product * texts.TOLERANCE).fill_null(value=False)
+    of_host_op = pl.col("kind_of_work").is_not_null() & ~device
     op = pl.coalesce("tf_op", pl.col("annotation").str.splitn("#", 2).struct.field("field_0")).str.strip_suffix(":")
     return {
         "name": pl.when(device).then(pl.coalesce("step_name", name)).otherwise(of_host),
@@ -602,26 +638,27 @@ def _columns() -> dict[str, pl.Expr]:
         .then(pl.coalesce(pl.when(~op.is_in(["", "XlaModule"])).then(op), "operator"))
         .when(call)
         .then(pl.lit(FUNCTION_CALL))
-        .otherwise(full),
+        .otherwise(pl.coalesce(full, pl.when(of_host_op).then("operator"))),
         "hlo_op": pl.coalesce(
             pl.when(device | ~pl.col("calls_driver")).then("hlo_op"),
             pl.when(device & pl.col("hlo_category").is_not_null()).then(name),
         ),
-        "category": pl.when(device).then(pl.coalesce("hlo_category", "kind_of_work")),
+        "category": pl.when(device | of_host_op).then(pl.coalesce("hlo_category", "kind_of_work")),
         "step_num": pl.coalesce(step_num, older.cast(pl.Int64)),
         "device_dur_ps": pl.when(device).then("device_duration_ps"),
-        "flops": pl.when(device & ~doubted).then(pl.coalesce(flops, "work")),
+        "flops": pl.when(of_host_op | (device & ~doubted)).then(pl.coalesce(flops, "work")),
         "program": pl.col("program_id"),
-        "bytes": pl.when(device).then(pl.coalesce("bytes_accessed", "moved")),
+        "bytes": pl.when(device | of_host_op).then(pl.coalesce("bytes_accessed", "moved")),
     }
 
 
-def _picoseconds(values: Sequence[Any]) -> list[Any]:
-    """Return microseconds as picoseconds, None for what is no number."""
-    numbers = set(map(type, values)) <= {int, Decimal}
-    if numbers and min(values, default=0) > -_MOST_US and max(values, default=0) < _MOST_US:
-        return [round(value * 1_000_000) for value in values]
-    return [None if (number := _number(value)) is None else round(number * 1_000_000) for value in values]
+def _picoseconds(values: Sequence[Any]) -> pl.Series:
+    """Return microseconds as picoseconds, Int128; null for what is no number."""
+    texts = _texts(values)
+    if texts.str.contains(r"^-?[0-9]{1,20}(\.[0-9]{1,6})?$").all():
+        return texts.cast(pl.Decimal(38, 6)).to_physical()
+    numbers = map(_number, values)
+    return pl.Series([None if n is None else round(n * 1_000_000) for n in numbers], dtype=pl.Int128)
 
 
 def _number(value: Any) -> Any:

@@ -146,14 +146,15 @@ class _Part:
     events: pl.DataFrame | None = None
     notes: Sequence[str] = ()
     is_cut: bool = False
+    calls: pl.DataFrame | None = None
     renamed: bool = False
 
     @classmethod
     def of(cls, file: Location, decoded: Decoded, *, keep_events: bool = True) -> _Part:
         host = "" if decoded.extent.hosts else decoded.host
         facts = host, decoded.hardware, decoded.size, decoded.start_ns, decoded.stop_ns, decoded.extent
-        events = decoded.events if keep_events else None
-        return cls(file, *facts, decoded.reused, events, decoded.notes, decoded.is_cut)
+        events, calls = (decoded.events, decoded.calls) if keep_events else (None, None)
+        return cls(file, *facts, decoded.reused, events, decoded.notes, decoded.is_cut, calls)
 
     @property
     def traced(self) -> tuple[int, int]:
@@ -274,7 +275,8 @@ def _details(parts: Sequence[_Part], by_ps: Sequence[int], kind: str) -> pl.Data
     frames = [pl.DataFrame(schema=columns)]
     for part, by in zip(parts, by_ps, strict=True):
         try:
-            frame = details(part.file, storage.read(part.file), kind)
+            frame = part.calls if kind == "calls" else None
+            frame = details(part.file, storage.read(part.file), kind) if frame is None else frame
         except BadProfile as error:
             if len(parts) == 1:
                 raise
@@ -368,7 +370,8 @@ def decoded(file: Location, data: storage.Bytes) -> Decoded:
 
         trace = chrome_trace.read(data.tobytes(), source=str(file))
         host = str(trace.events["host"][0]) if trace.events.height else ""
-        return Decoded(host, trace.events, trace.hardware, data.size, notes=trace.notes, is_cut=trace.is_cut)
+        more: Any = {"notes": trace.notes, "is_cut": trace.is_cut, "calls": trace.calls}
+        return Decoded(host, trace.events, trace.hardware, data.size, **more)
     raise BadProfile(
         f"{file}: not a profile by its name or its first bytes {data[:8].tobytes()!r}",
         hint=f"a profile's name ends in {', '.join(ENDINGS)}",

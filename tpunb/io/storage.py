@@ -382,7 +382,7 @@ def read(file: Location, progress: Callable[[int], None] = lambda _: None) -> By
         try:
             with gzip.GzipFile(fileobj=stream) as unzipped:
                 most = min(LIMIT, max(FREE, RATIO * size)) if size else LIMIT
-                return _records(_whole(unzipped, min(4 * size, most - 1), file, most), file)
+                return _records(_whole(unzipped, min(16 * size, most - 1), file, most), file)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise BadProfile(f"{file}: cannot be read: {format_error(error)}") from error
 

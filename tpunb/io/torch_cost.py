@@ -2,8 +2,9 @@
 
 A multiplication and an addition are two FLOPs, and every operand is read or written once, as in XLA's cost analysis:
 what is read again because it left the cache is not counted. Attention with ``is_causal`` counts the pairs of positions
-that its mask keeps; any other mask is data, so all pairs count. An operator that is not listed here, or whose shapes
-were not recorded, is unknown.
+that its mask keeps; any other mask is data, so all pairs count. Of lists of tensors no profiler records the type, and
+PyTorch's no shapes of more than 30: bytes are known where the name of the kernel says how wide an element is. An
+operator that is not listed here, or whose shapes were not recorded, is unknown.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
+from tpunb.text import plural
+
 PRODUCT, CONVOLUTION, ATTENTION, EXPERTS = "matrix product", "convolution", "attention", "mixture of experts"
 NORMALISATION, ELEMENTWISE, REDUCTION, GATHER = "normalisation", "elementwise", "reduction", "gather"
+OPTIMIZER = "optimizer"
 
 _TYPES = {  # PyTorch's names of types, as HLO names them, and bytes
     **dict.fromkeys(("float", "complexhalf"), ("f32", 4)),
@@ -51,6 +55,8 @@ class Call(NamedTuple):
     strides: Sequence[Any]
     concrete: Sequence[Any]
     """Values of the operands that are no tensors, as text."""
+    element: int | None = None
+    """Bytes of each element of its lists of tensors."""
 
     def operand(self, at: int) -> list[int]:
         """Return the sizes of a tensor; raises if the operand is none."""
@@ -76,6 +82,14 @@ class Call(NamedTuple):
         steps = strides if len(strides) == len(dims) else [1] * len(dims)
         return prod(size for size, step in zip(dims, steps, strict=True) if step != 0) * self.width(at)
 
+    def elements(self) -> list[int]:
+        """Return the elements of each list of tensors with the shapes of the first operand; raises if that is none."""
+        first = self.dims[0]
+        if self.types[0] != _LIST or not first or not all(isinstance(size, int) for dims in first for size in dims):
+            raise TypeError
+        lists = [dims for dims, kind in zip(self.dims, self.types, strict=False) if kind == _LIST]
+        return [sum(map(prod, dims)) for dims in lists if dims == first]
+
     def numbers(self, at: int | None, count: int, default: int = 1) -> list[int]:
         """Return a list of `count` numbers, of which one is written for equal ones."""
         if at is None:
@@ -90,6 +104,8 @@ class Call(NamedTuple):
         return [text == "True" for text in re.findall("True|False", str(self.concrete[at]))]
 
 
+_LIST = "TensorList"
+_ELEMENT = re.compile(r"OpaqueType<(\d+)u?>|Functor<([\w:]+)[,>]")  # of a template of PyTorch's kernels over lists
 _Formula = Callable[[Call], tuple[int, int | None]]
 
 
@@ -112,15 +128,29 @@ def described(call: Call) -> tuple[str | None, str | None]:
     ]
     texts = [f"{dtype}[{','.join(map(str, dims))}]" for dtype, dims in tensors[:_SHOWN]]
     formula = _FORMULAS.get(call.name, ("", None))[1]
-    with suppress(IndexError, TypeError):  # of what a profile holds
+    with suppress(IndexError, TypeError, ValueError):  # of what a profile holds
         if isinstance(formula, _Convolution) and formula.is_transposed(call):
             texts.append("transposed")
         elif isinstance(formula, _Attention) and call.flags(formula.causal)[0]:
             texts.append("causal")
+        elif not texts:
+            texts.append(f"{plural(len(call.dims[0]), 'tensor')} with {call.elements()[0]} elements")
     return " ".join(texts) or None, tensors[0][0] if tensors else None
 
 
 _SHOWN = 6  # operands in the text of a call
+
+
+def element(kernel: str) -> int | None:
+    """Return the bytes of an element of the tensors of a list by the name of the kernel, None if it has no type.
+
+    >>> element("CatArrayBatchedCopy<OpaqueType<2u>, unsigned int, 3>"), element("TernaryFunctor<float, 4>")
+    (2, 4)
+    """
+    found = _ELEMENT.search(kernel)
+    if found is None:
+        return None
+    return int(found[1]) if found[1] else _TYPES.get(_name(found[2]), ("", None))[1]
 
 
 def cost(call: Call) -> Cost | None:
@@ -313,6 +343,20 @@ def _selected(call: Call) -> tuple[int, int]:
     return 0, 2 * count * call.width(0) + call.bytes(2)
 
 
+def _of_lists(flops: int, written: int | None = 1) -> _Formula:
+    """Return the formula of a function of lists of tensors: `flops` of each element, and lists that are written.
+
+    The update of parameters writes all of its lists but the gradients.
+    """
+
+    def formula(call: Call) -> tuple[int, int | None]:
+        lists = call.elements()
+        moved = len(lists) + (len(lists) - 1 if written is None else written)
+        return flops * lists[0], None if call.element is None else moved * lists[0] * call.element
+
+    return formula
+
+
 def _aten(formula: _Formula, names: str) -> dict[str, _Formula]:
     return {f"aten::{name}": formula for name in names.split()}
 
@@ -362,8 +406,19 @@ _BY_KIND: Mapping[str, Mapping[str, _Formula]] = {
         **_aten(_mapped(1, 1), "eq ne lt le gt ge logical_and logical_or logical_not isnan isinf bitwise_not"),
         **_aten(_copied, "copy"),
         **_aten(_filled, "fill zero"),
+        **_aten(_of_lists(0), "cat stack"),
+        **_aten(_of_lists(1), "_foreach_add _foreach_sub _foreach_mul _foreach_div _foreach_neg _foreach_abs"),
+        **_aten(_of_lists(1), "_foreach_sqrt _foreach_reciprocal _foreach_lerp _foreach_addcmul _foreach_addcdiv"),
     },
-    REDUCTION: _aten(_reduced, "sum mean prod amax amin any all logsumexp"),
+    OPTIMIZER: {  # additions and products of each parameter
+        **_aten(_of_lists(13, None), "_fused_adam"),
+        **_aten(_of_lists(14, None), "_fused_adamw"),
+        **_aten(_of_lists(4, None), "_fused_sgd"),
+    },
+    REDUCTION: {
+        **_aten(_reduced, "sum mean prod amax amin any all logsumexp"),
+        **_aten(_of_lists(2, 0), "_foreach_norm"),
+    },
     GATHER: {
         **_aten(_embedded, "embedding"),
         **_aten(_embedded_backward, "embedding_dense_backward"),

@@ -212,10 +212,10 @@ def decode(data: bytes, source: str) -> tuple[pl.DataFrame, XSpaceFacts]:
 
     if not is_chrome_trace(data):
         return xplane.read(data, source=source)
-    events, hardware, start_ns, notes, _ = chrome_trace.read(data, source=source)
-    last_ps = events.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0
+    trace = chrome_trace.read(data, source=source)
+    last_ps, start_ns = trace.events.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0, trace.origin_ns
     stop_ns = None if start_ns is None else start_ns + int(last_ps) // 1000
-    return events, xplane.XSpaceFacts([], start_ns, stop_ns, hardware, notes=notes)
+    return trace.events, xplane.XSpaceFacts([], start_ns, stop_ns, trace.hardware, notes=trace.notes)
 
 
 class _Decoded:

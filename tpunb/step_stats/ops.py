@@ -52,7 +52,7 @@ def find(events: pl.DataFrame) -> pl.DataFrame:
         pl.when("device").then(pl.lit("device")).otherwise(pl.lit("host")).cast(schema.SIDE).alias("side"),
         op=_op(rows),
         kernel="name",
-        category=pl.when("device").then(category).otherwise(on_host),
+        category=pl.when("device").then(category).otherwise(pl.coalesce(on_host, "category")),
         total_ps=total,
         self_ps=(total - inside).clip(0),
     )

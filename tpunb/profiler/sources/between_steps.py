@@ -19,7 +19,7 @@ class BetweenSteps:
     def __init__(self) -> None:
         self._due: Callable[[], None] | None = None
         self._lock = threading.Lock()
-        self.has_boundaries = False  # whether anybody calls `boundary`
+        self.boundaries = 0  # calls of `boundary` so far
 
     def call(self, function: Callable[[], T], stopped: threading.Event, *, anywhere: bool = True) -> T:
         """Return what a function returns in the thread that trains.
@@ -31,7 +31,7 @@ class BetweenSteps:
         TpunbError
             If no boundary came, and it must not be called here, or if it was interrupted.
         """
-        if not self.has_boundaries and anywhere:
+        if not self.boundaries and anywhere:
             return function()
         ended, results, errors = threading.Event(), list[T](), list[Exception]()
 
@@ -64,7 +64,7 @@ class BetweenSteps:
 
     def boundary(self) -> None:
         """Do what is due; for the thread that trains."""
-        self.has_boundaries = True
+        self.boundaries += 1
         if self._due is not None and (due := self._take()) is not None:
             due()
 

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import warnings
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,6 +42,60 @@ def _is_importing() -> bool:
     """Return whether another thread imports a part of PyTorch: its profiler imports some, which import each other."""
     parts = [module for name, module in sys.modules.copy().items() if name.partition(".")[0] == "torch"]
     return any(getattr(getattr(part, "__spec__", None), "_initializing", False) for part in parts)
+
+
+def _compiles() -> bool:
+    """Return whether torch.compile has seen code of the program, as far as that can be known."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    try:
+        return utils is not None and bool(utils.counters.get("frames"))
+    except AttributeError:  # a version with other names
+        return True
+
+
+class Modules:
+    """Spans of the modules of PyTorch that run, which its profiler records, named as it does with stacks."""
+
+    def __init__(self) -> None:
+        self._names = dict[int, str]()  # by id: a module of the program may have no hash
+        self._counts = Counter[str]()
+        self._open = threading.local()
+        self._hooks = list[Any]()
+
+    def start(self) -> None:
+        """Add hooks to all modules; for the thread that trains, between two steps."""
+        with suppress(AttributeError, ImportError):  # versions without a part of it
+            from torch._C._profiler import _RecordFunctionFast as Span  # not an operator, which tracing would record
+            from torch.nn.modules import module
+
+            def enter(of: Any, _: Any) -> None:
+                name = self._names.get(id(of)) or self._named(of)
+                span = Span(name)
+                span.__enter__()
+                self._stack().append((name, span))
+
+            def leave(of: Any, _: Any, __: Any) -> None:
+                stack = self._stack()
+                if stack and stack[-1][0] == self._names.get(id(of)):
+                    stack.pop()[1].__exit__(None, None, None)
+
+            self._hooks.append(module.register_module_forward_pre_hook(enter))
+            self._hooks.append(module.register_module_forward_hook(leave, always_call=True))
+
+    def _named(self, module: Any) -> str:
+        kind = type(module).__name__
+        self._names[id(module)] = name = f"nn.Module: {kind}_{self._counts[kind]}"
+        self._counts[kind] += 1
+        return name
+
+    def _stack(self) -> list[tuple[str, Any]]:
+        stack: list[tuple[str, Any]] = self._open.__dict__.setdefault("stack", [])
+        return stack
+
+    def stop(self) -> None:
+        """Remove the hooks."""
+        while self._hooks:
+            self._hooks.pop().remove()
 
 
 class Torch:
@@ -86,7 +141,7 @@ class Torch:
         return facts | {"cpu": this_cpu()}
 
     def announce(self, reason: str) -> None:
-        """Let the next window record the shapes of operands if it is the first, or the first of a phase."""
+        """Let the next window record shapes of operands and modules if it is the first, or the first of a phase."""
         self._shapes = reason == "new phase" or not self._windows
 
     def window(self, seconds: float) -> bytes:
@@ -103,31 +158,44 @@ class Torch:
         while not usable() or _is_importing():
             if self._stopped.wait(LIMITS.import_look_s):
                 raise NotInUse
+        modules = Modules()
         try:
-            return self._window(seconds)
+            return self._window(seconds, modules)
         except Exception as error:
             if not self._windows:  # the program may profile
                 raise NotInUse from error
             raise TpunbError(f"the profiler of PyTorch failed: {format_error(error)}") from error
+        finally:
+            modules.stop()  # the program may have been interrupted
 
-    def _window(self, seconds: float) -> bytes:
+    def _window(self, seconds: float, modules: Modules) -> bytes:
         profiler = sys.modules["torch"].profiler
         kinds = profiler.ProfilerActivity
         activities = [kinds.CPU, *([kinds.CUDA] if self._has_cuda() else [])]
         config = profiler._ExperimentalConfig(profile_all_threads=True)
         with warnings.catch_warnings():  # of what the program did not ask for
             warnings.simplefilter("ignore")
-            shapes = self._shapes and self._has_cuda()  # the work of kernels follows from them
-            session = profiler.profile(activities=activities, record_shapes=shapes, experimental_config=config)
+            session = profiler.profile(activities=activities, record_shapes=self._shapes, experimental_config=config)
+
+            def start() -> None:
+                session.start()
+                # what torch.compile has made holds only without hooks: a first step would show whether it is used
+                if self._shapes and self.between.boundaries > 1 and not _compiles():
+                    modules.start()
+
+            def stop() -> None:
+                modules.stop()
+                session.stop()
+
             # that of all threads must not begin or end while one computes (the comment on ``addGlobalCallback`` in
             # record_function.h): it ends the process, once in ten trainings
-            self.between.call(session.start, self._stopped)
+            self.between.call(start, self._stopped)
         self._tracing = True
         try:
             self._stopped.wait(seconds)
         finally:
             self._tracing = False
-            self.between.call(session.stop, self._stopped)
+            self.between.call(stop, self._stopped)
         with TemporaryDirectory(prefix="tpunb-") as folder:
             path = Path(folder, "window.json")
             session.export_chrome_trace(str(path))
