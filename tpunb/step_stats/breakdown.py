@@ -56,9 +56,7 @@ def of_devices(
     named[during.at[found["category"].is_not_null().to_numpy()[during.row]]] = True
     rows = _with_unions(places, during, times).with_columns(named=named).filter(pl.col("device_ps").is_not_null())
     peaks = hardware.select("host", "peak_flops", "hbm_bandwidth", "mxu_util", plane="device")
-    rows = rows.join(sums, on="at", how="left").join(
-        peaks.unique(["host", "plane"]), on=["host", "plane"], how="left"
-    )
+    rows = rows.join(sums, on="at", how="left").join(peaks.unique(["host", "plane"]), on=["host", "plane"], how="left")
     gpu, dur_ps = pl.col("plane").str.contains("GPU"), pl.col("end_ps") - pl.col("start_ps")
     programs = pl.col("named").any().over("host", "plane") & ~gpu & (pl.col("plane") != launches.CPU)
     return schema.check(

@@ -217,7 +217,7 @@ class Parts(NamedTuple):
     def of(self, chosen: npt.NDArray[np.bool_]) -> Parts:
         """Return the parts of chosen operations, by place and start."""
         if self.row.size != chosen.size or not chosen.all():
-            self = Parts(*(values[chosen[self.row]] for values in self))  # noqa: PLW0642
+            self = Parts(*(values[chosen[self.row]] for values in self))
         order = np.argsort(self.at, kind="stable")  # quick if sorted
         at, start = self.at[order], self.start[order]
         if ((at[1:] == at[:-1]) & (start[1:] < start[:-1])).any():

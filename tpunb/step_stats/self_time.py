@@ -115,5 +115,7 @@ def _readonly(dtype: types.Type) -> types.Array:
 # compiled on import, not during training when the first window arrives
 _groups, _times = _readonly(uint32), _readonly(int64)
 _sweep = njit([int64[::1](_groups, _times, _times)], nogil=True, cache=True)(_sweep_lanes)
-_cover = njit([int64[::1](_groups, _times, _times, _readonly(boolean), int64[::1])], nogil=True, cache=True)(_cover_groups)
+_cover = njit([int64[::1](_groups, _times, _times, _readonly(boolean), int64[::1])], nogil=True, cache=True)(
+    _cover_groups
+)
 _number = njit([types.Tuple((uint32[::1], int64[::1]))(_groups)], nogil=True, cache=True)(_number_codes)
