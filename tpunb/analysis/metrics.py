@@ -134,16 +134,31 @@ def _step_metrics(steps: Steps) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFram
     return _shares(full), ops.select("row", "metric", "op", "self_ps"), firsts
 
 
+@memoised
+def _names(steps: Steps) -> pl.DataFrame:
+    """Return the distinct (side, category, op) of operations."""
+    return steps.ops.lazy().select("side", "category", "op").unique().collect(engine="streaming")
+
+
+def _of_names(steps: Steps, names: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
+    """Return columns of the operations with such a (side, category, op), and these."""
+    key = ["side", "category", "op"]
+    if names.is_empty():
+        return steps.ops.select(*columns, *key).clear()
+    by_op = steps.ops.filter(pl.col("op").is_in(names["op"].unique().implode()))  # a join is slower
+    return by_op.select(*columns, *key).join(names, on=key, how="semi", nulls_equal=True)
+
+
 def _matched_ops(steps: Steps) -> pl.DataFrame:
     """Return (host, step, metric, op, self_ps) of the operations that match a pattern."""
-    names = steps.ops.select("side", "category", "op").unique()
+    names = _names(steps)
     columns = (pl.col(name).cast(pl.String).fill_null("") for name in names.columns)
     texts = names.select(pl.format("{} {}: {}", *columns)).to_series()
     metrics = [
         next((metric for metric, pattern in _OPS.items() if re.match(pattern, text[:_LONGEST])), None) for text in texts
     ]
     matched = names.with_columns(metric=pl.Series(metrics, dtype=pl.String)).drop_nulls("metric")
-    rows = steps.ops.select("host", "step", "side", "category", "op", "total_ps", "self_ps")
+    rows = _of_names(steps, matched, ["host", "step", "total_ps", "self_ps"])
     rows = rows.join(matched, on=["side", "category", "op"], nulls_equal=True)
     time = pl.when(pl.col("metric") == "reads").then("total_ps").otherwise("self_ps")  # its caller rather than the wait
     return rows.select("host", "step", "metric", "op", time.clip(0).alias("self_ps"))
@@ -623,13 +638,13 @@ def scale_metrics(metrics: pl.DataFrame, phases: Phases, roof: Roofline | None =
 @memoised
 def _used_devices(steps: Steps) -> pl.DataFrame:
     """Return (host, step, devices, reduces) of full steps: devices in use, and whether they only all-reduce."""
-    full, names = steps.full(), ["side", "op", "category"]
+    full = steps.full()
     used = full.devices.filter(pl.col("device_ps") > 0).group_by("step")
     rows = full.frame.select("host", "step").join(used.agg(devices=pl.struct("host", "device").n_unique()), on="step")
     text = pl.concat_str(pl.col("op", "category").cast(pl.String), separator=" ", ignore_nulls=True)
-    ops = full.ops.select(names).unique().filter(pl.col("side") == "device").with_columns(text=text)
+    ops = _names(full).filter(pl.col("side") == "device").with_columns(text=text)
     reducing, scattering = (
-        full.ops.join(ops.filter(pl.col("text").str.contains(pattern)), on=names, how="semi", nulls_equal=True)
+        _of_names(full, ops.filter(pl.col("text").str.contains(pattern)), ["host", "step"])
         .select("host", "step", pl.lit(value=True).alias(name))
         .unique()
         for name, pattern in (("reduces", _REDUCE), ("scatters", _SCATTER))

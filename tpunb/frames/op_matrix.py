@@ -47,8 +47,9 @@ class OpMatrix:
 
     def values(self, column: str, *, scale: float = 1.0) -> csr_array:
         """Return a column of ``Steps.ops`` times `scale` as a matrix of float32; null and negative values are 0."""
-        values = self.table[column].cast(pl.Float32).fill_null(0).to_numpy()[self.order]
-        return self._sparse(np.maximum(values, 0, out=values) * np.float32(scale))
+        from tpunb.frames import sparse_loops  # compiled
+
+        return self._sparse(sparse_loops.values(self.column(column), self.order, scale))
 
     def presence(self) -> csr_array:
         """Return which op ran in which step, as ones."""
@@ -75,6 +76,8 @@ def op_matrix(steps: Steps) -> OpMatrix:
 def _build(steps: Steps) -> OpMatrix:
     from scipy.sparse import csr_array
 
+    from tpunb.frames import sparse_loops  # compiled
+
     rows = _rows(steps)
     columns, ops = _columns(steps.ops)
     order = np.arange(len(rows), dtype=np.int32 if len(rows) < 2**31 else np.int64)
@@ -82,10 +85,9 @@ def _build(steps: Steps) -> OpMatrix:
     if not inside.all():  # operations of steps that are not in the frame
         rows, columns, order = rows[inside], columns[inside], order[inside]
     n, d = len(steps), ops.height
-    unsorted = (rows[1:] < rows[:-1]) | ((rows[1:] == rows[:-1]) & (columns[1:] <= columns[:-1]))
-    if not unsorted.any():
+    if sparse_loops.in_order(rows, columns):
         indptr = np.zeros(n + 1, dtype=np.int64)
-        np.cumsum(np.bincount(rows, minlength=n), out=indptr[1:])
+        np.cumsum(sparse_loops.counts(rows, n), out=indptr[1:])
         return OpMatrix(ops, indptr, columns, order, steps.ops)
     matrix = csr_array((order, (rows, columns)), shape=(n, d))
     if matrix.nnz < len(order):  # an operation has two rows in one step
@@ -108,17 +110,22 @@ def _rows(steps: Steps) -> NDArray[np.int32]:
 
 def _columns(ops: pl.DataFrame) -> tuple[NDArray[np.int32], pl.DataFrame]:
     """Return the column of each row of `ops`, and (side, op) of each column."""
+    from tpunb.frames import sparse_loops  # compiled
+
     # categories and sides are numbers already; columns are sorted by name, whatever the order of the rows
     code = ops["op"].to_physical().to_numpy() * np.uint32(2) + ops["side"].to_physical().to_numpy()
-    used = np.zeros(int(code.max(initial=0)) + 1, dtype=bool)
-    used[code] = True
-    first = np.zeros(len(used), dtype=np.int64)
-    first[code[::-1]] = np.arange(len(code))[::-1]
+    first = sparse_loops.first_rows(code)
+    used = first >= 0
     named = ops[first[used]].select("side", "op").with_columns(code=np.flatnonzero(used))
     named = named.sort("side", pl.col("op").cast(pl.String))
     column = np.zeros(len(used), dtype=np.int32)
     column[named["code"].to_numpy()] = np.arange(named.height)
     return column[code], named.drop("code")
+
+
+def int_arrays(matrix: Any) -> tuple[Ints, NDArray[np.int32]]:
+    """Return the index arrays of a sparse matrix in the types that loops are compiled for."""
+    return matrix.indptr.astype(np.int64, copy=False), matrix.indices.astype(np.int32, copy=False)
 
 
 def factorize(labels: NDArray[np.integer[Any]]) -> tuple[Ints, Ints]:

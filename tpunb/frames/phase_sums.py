@@ -13,7 +13,7 @@ import polars as pl
 from numba import njit
 from numpy.typing import NDArray
 
-from tpunb.frames.op_matrix import Floats, Ints, factorize, op_matrix, self_times
+from tpunb.frames.op_matrix import Floats, Ints, factorize, int_arrays, op_matrix, self_times
 from tpunb.frames.steps import Steps
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def totals(steps: Steps, labels: Ints) -> pl.DataFrame:
     """
     matrix = op_matrix(steps)
     entries = _Entries(
-        *_int_arrays(matrix), matrix.order, *(matrix.column(name) for name in ("count", "total_ps", "self_ps"))
+        *int_arrays(matrix), matrix.order, *(matrix.column(name) for name in ("count", "total_ps", "self_ps"))
     )
     distinct, phase = factorize(labels)
     d = matrix.shape[1]
@@ -70,7 +70,7 @@ def sums(values: csr_array, phase: Ints, phases: int) -> Floats:
     array([[3., 3.]])
     """
     out = np.zeros((phases, values.shape[1]))
-    _sums(phase.astype(np.int64, copy=False), *_int_arrays(values), values.data, out)
+    _sums(phase.astype(np.int64, copy=False), *int_arrays(values), values.data, out)
     return out
 
 
@@ -81,7 +81,7 @@ def root_sums(values: csr_array, phase: Ints, weight: Floats) -> Iterator[tuple[
     """
     for first, size, rows in _blocks(phase, int(phase.max(initial=-1)) + 1, values.shape[1]):
         out = np.zeros((size, values.shape[1]))
-        _root_sums(rows, phase[rows] - first, weight[rows], *_int_arrays(values), values.data, out)
+        _root_sums(rows, phase[rows] - first, weight[rows], *int_arrays(values), values.data, out)
         yield first, out
 
 
@@ -104,11 +104,6 @@ def explained_variance(steps: Steps, labels: pl.Series) -> float:
     variance = run_time - float(np.square(centre).sum()) / run_time
     within = max(0.0, run_time - between)
     return min(1.0, 1 - within / max(variance, _LEAST_VARIANCE * run_time))
-
-
-def _int_arrays(matrix: Any) -> tuple[Ints, NDArray[np.int32]]:
-    """Return the index arrays of a sparse matrix in the types that the kernels are compiled for."""
-    return matrix.indptr.astype(np.int64, copy=False), matrix.indices.astype(np.int32, copy=False)
 
 
 def _blocks(phase: Ints, phases: int, columns: int) -> Iterator[tuple[int, int, Ints]]:
