@@ -279,7 +279,8 @@ def _dense(blocks: list[csr_array], mean: Floats) -> Iterator[Floats]:
     begins = np.cumsum([0, *(block.shape[1] for block in blocks)])
     arrays = [(*int_arrays(block), block.data, begin + np.arange(block.shape[1])) for block, begin in zip(blocks, begins, strict=False)]
     for start in range(0, n, size):
-        chunk = np.tile(-mean, (min(size, n - start), 1))
+        chunk = np.empty((min(size, n - start), len(mean)))
+        chunk[:] = -mean
         for indptr, columns, data, place in arrays:
             sparse_loops.add_dense(indptr[start:], columns, data, place, chunk)
         yield chunk

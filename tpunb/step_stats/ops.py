@@ -77,6 +77,8 @@ def with_calls(profile: Profile, ops: pl.DataFrame) -> pl.DataFrame:
     columns = {name: schema.CALLS[name] for name in ("module", "part", "shape", "dtype")}
     has_calls = profile.read_details is not None and ops["tf_op"].unique().cast(pl.String).str.contains("::").any()
     calls = profile.calls if has_calls else pl.DataFrame(schema=schema.CALLS)
+    if calls.is_empty():
+        return ops.with_columns(pl.lit(None, dtype).alias(name) for name, dtype in columns.items())
     calls = calls.rename({"device": "plane"}).with_columns(pl.col(_CALL[:2]).cast(schema.NAME)).unique(_CALL)
     return ops.join(calls.select(*_CALL, *columns), on=_CALL, how="left", maintain_order="left")
 
