@@ -22,7 +22,7 @@ from tpunb.cluster.limits import LIMITS
 from tpunb.cluster.recorded import incidental, launches, patterns, piped
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
-from tpunb.frames.op_matrix import Bools, Floats, Ints, OpMatrix, int_arrays, op_matrix
+from tpunb.frames.op_matrix import Bools, Floats, Ints, OpMatrix, int_arrays, op_matrix, sparse
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -103,13 +103,11 @@ class Fold:
 
     def apply(self, values: csr_array) -> csr_array:
         """Return the kept columns of `values`, weighted."""
-        from scipy.sparse import csr_array
-
         from tpunb.frames import sparse_loops  # compiled
 
         mean, weight = self.mean.astype(np.float32), self.weight.astype(np.float32)
         indptr, columns, data = sparse_loops.folded(*int_arrays(values), values.data, self.column, mean, weight)
-        return csr_array((data, columns, indptr), shape=(values.shape[0], self.width))
+        return sparse(data, columns, indptr, (values.shape[0], self.width))
 
     def apply_to(self, steps: Steps) -> csr_array:
         """Return the kept columns of other steps; unknown operations count as 0."""
@@ -185,10 +183,10 @@ def space(steps: Steps, features: Features = "default") -> Space:
 @memoised
 def _space(steps: Steps, features: Features) -> Space:
     ops = op_matrix(steps)
-    blocks, folds = [], []
+    blocks, folds, shares = [], [], _shares(ops)
     for name in SPACES[features] if isinstance(features, str) else features:
         values = BLOCKS[name](ops, steps)
-        folds.append(_fold(name, values, ops, incidental(steps)))
+        folds.append(_fold(name, values, ops, shares, incidental(steps)))
         blocks.append(folds[-1].apply(values))
     n, widths = len(steps), [fold.width for fold in folds]
     if not n or not sum(widths):
@@ -222,18 +220,18 @@ def _read_only(points: Floats) -> Floats:
     return points
 
 
-def _fold(name: str, values: csr_array, ops: OpMatrix, skipped: Bools) -> Fold:
+def _fold(name: str, values: csr_array, ops: OpMatrix, shares: Floats, skipped: Bools) -> Fold:
     """Return the columns to keep of a block: those that vary, ``LIMITS.most_columns`` at most."""
     from tpunb.frames import sparse_loops  # compiled
 
     n, d = max(values.shape[0], 1), values.shape[1]
     weight, mean = np.ones(d), np.zeros(d)
     if name == "log_self":
-        weight = np.where(piped(ops) | launches(ops), 0.0, np.sqrt(_shares(ops)))
+        weight = np.where(piped(ops) | launches(ops), 0.0, np.sqrt(shares))
         mean = np.where(skipped, _sums(values) / np.maximum(sparse_loops.counts(values.indices, d), 1), 0.0)
     elif name == "presence":
         frequency = _sums(values) / n
-        share = _shares(ops) / np.maximum(frequency, np.finfo(float).tiny)
+        share = shares / np.maximum(frequency, np.finfo(float).tiny)
         weight = _merge_equal(ops, np.where(skipped, 0.0, np.sqrt(share)))
     square = _sums(values, mean, power=2) / n * weight**2
     variance = square - (_sums(values, mean) / n * weight) ** 2

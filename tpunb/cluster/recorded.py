@@ -136,8 +136,11 @@ def _whole_classes(ops: OpMatrix) -> Bools:
     """Return which operations come and go with the whole of their class, of two operations or more."""
     classes = np.array([op_names.operation_class(name) or "" for name in ops.ops["op"].cast(pl.String)])
     whole = np.zeros(len(classes), np.bool_)
-    ran = ops.presence()
-    count = np.bincount(ops.indices, minlength=len(classes))
+    if not (classes != "").any():
+        return whole
+    from tpunb.frames import sparse_loops  # compiled
+
+    ran, count = ops.presence(), sparse_loops.counts(ops.indices, len(classes))
     for name in {*classes} - {""}:
         members = np.flatnonzero(classes == name)
         steps = len(np.unique(ran[:, members].nonzero()[0]))

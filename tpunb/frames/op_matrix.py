@@ -56,9 +56,7 @@ class OpMatrix:
         return self._sparse(np.ones(len(self.indices), np.float32))
 
     def _sparse(self, values: NDArray[np.float32]) -> csr_array:
-        from scipy.sparse import csr_array
-
-        return csr_array((values, self.indices, self.indptr), shape=self.shape)
+        return sparse(values, self.indices, self.indptr, self.shape)
 
 
 @memoised
@@ -121,6 +119,13 @@ def _columns(ops: pl.DataFrame) -> tuple[NDArray[np.int32], pl.DataFrame]:
     column = np.zeros(len(used), dtype=np.int32)
     column[named["code"].to_numpy()] = np.arange(named.height)
     return column[code], named.drop("code")
+
+
+def sparse(values: NDArray[Any], indices: NDArray[np.int32], indptr: Ints, shape: tuple[int, int]) -> csr_array:
+    """Return a sparse matrix of its arrays; SciPy would copy `indices` to the type of `indptr`."""
+    from scipy.sparse import csr_array
+
+    return csr_array((values, indices, indptr.astype(np.int32 if len(indices) < 2**31 else np.int64)), shape=shape)
 
 
 def int_arrays(matrix: Any) -> tuple[Ints, NDArray[np.int32]]:
