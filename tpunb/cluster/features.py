@@ -275,7 +275,10 @@ def _dense(blocks: list[csr_array], mean: Floats) -> Iterator[Floats]:
     n = blocks[0].shape[0] if blocks else 0
     size = max(1, _CHUNK // max(len(mean), 1))
     begins = np.cumsum([0, *(block.shape[1] for block in blocks)])
-    arrays = [(*int_arrays(block), block.data, begin + np.arange(block.shape[1])) for block, begin in zip(blocks, begins, strict=False)]
+    arrays = [
+        (*int_arrays(block), block.data, begin + np.arange(block.shape[1]))
+        for block, begin in zip(blocks, begins, strict=False)
+    ]
     for start in range(0, n, size):
         chunk = np.empty((min(size, n - start), len(mean)))
         chunk[:] = -mean

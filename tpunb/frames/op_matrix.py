@@ -60,6 +60,12 @@ class OpMatrix:
 
 
 @memoised
+def distinct_ops(steps: Steps) -> pl.DataFrame:
+    """Return the distinct (side, category, op) of the operations of steps, in no order."""
+    return steps.ops.lazy().select("side", "category", "op").unique().collect(engine="streaming")
+
+
+@memoised
 def op_matrix(steps: Steps) -> OpMatrix:
     """Return the operations of `steps` as a matrix, built once per steps.
 
@@ -84,9 +90,7 @@ def _build(steps: Steps) -> OpMatrix:
         rows, columns, order = rows[inside], columns[inside], order[inside]
     n, d = len(steps), ops.height
     if sparse_loops.in_order(rows, columns):
-        indptr = np.zeros(n + 1, dtype=np.int64)
-        np.cumsum(sparse_loops.counts(rows, n), out=indptr[1:])
-        return OpMatrix(ops, indptr, columns, order, steps.ops)
+        return OpMatrix(ops, np.searchsorted(rows, np.arange(n + 1, dtype=np.int32)), columns, order, steps.ops)
     matrix = csr_array((order, (rows, columns)), shape=(n, d))
     if matrix.nnz < len(order):  # an operation has two rows in one step
         sums = pl.col("count", "total_ps", "self_ps").sum()

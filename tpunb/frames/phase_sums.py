@@ -116,12 +116,13 @@ def _blocks(phase: Ints, phases: int, columns: int) -> Iterator[tuple[int, int, 
         yield first, min(most, phases - first), rows[begin:end]
 
 
-def _compiled(kernel: Callable[_P, _R]) -> Callable[_P, _R]:
+def compiled(kernel: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compile a loop, without the GIL, and keep it on disk."""
     compiled: Callable[_P, _R] = njit(nogil=True, cache=True, error_model="numpy")(kernel)
     return compiled
 
 
-@_compiled
+@compiled
 def _totals(rows: Ints, phase: Ints, entries: _Entries, out: Ints) -> None:
     """Add the figures of each operation in each phase to `out`, (phases, ops, 5)."""
     longest = 0
@@ -141,7 +142,7 @@ def _totals(rows: Ints, phase: Ints, entries: _Entries, out: Ints) -> None:
                 _add(sums, indices[k], entries, order[k])
 
 
-@_compiled
+@compiled
 def _in_row_order(indices: NDArray[np.int32], order: NDArray[Any], columns: NDArray[np.uint32]) -> int:
     """Write the columns of a step in the order of its rows; return the first row, -1 if they are not adjacent."""
     if not order.size:
@@ -156,7 +157,7 @@ def _in_row_order(indices: NDArray[np.int32], order: NDArray[Any], columns: NDAr
     return int(first)
 
 
-@_compiled
+@compiled
 def _add(sums: Ints, column: int, entries: _Entries, row: int) -> None:
     to, at = np.uint64(column), np.uint64(row)  # unsigned: no index counts from the end
     self_ps = entries.self_ps[at]
@@ -167,7 +168,7 @@ def _add(sums: Ints, column: int, entries: _Entries, row: int) -> None:
     sums[to, 4] += max(self_ps, 0)
 
 
-@_compiled
+@compiled
 def _sums(phase: Ints, indptr: Ints, indices: NDArray[np.int32], values: NDArray[np.float32], out: Floats) -> None:
     for row in range(phase.size):
         sums = out[phase[row]]
@@ -175,7 +176,7 @@ def _sums(phase: Ints, indptr: Ints, indices: NDArray[np.int32], values: NDArray
             sums[np.uint64(indices[k])] += values[k]
 
 
-@_compiled
+@compiled
 def _root_sums(
     rows: Ints,
     phase: Ints,
@@ -191,7 +192,7 @@ def _root_sums(
             sums[np.uint64(indices[k])] += weight[i] * np.sqrt(values[k])
 
 
-@_compiled
+@compiled
 def row_sums(phase: Ints, values: Ints, out: Ints) -> None:
     """Add the rows of `values`, (steps, columns), to those of their phases in `out`, (phases, columns)."""
     for i in range(phase.size):
@@ -200,7 +201,7 @@ def row_sums(phase: Ints, values: Ints, out: Ints) -> None:
             sums[k] += values[i, k]
 
 
-@_compiled
+@compiled
 def middle_values(phase: Ints, ascending: Ints, values: Ints, size: Ints, out: Ints) -> None:
     """Write the two middle values of each phase to `out`, (phases, 2); equal if their number is odd.
 

@@ -5,28 +5,19 @@ Sums add up in the order of the entries, as `numpy.bincount` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from tpunb.frames.op_matrix import Floats, Ints
+from tpunb.frames.phase_sums import compiled
+
 Singles = NDArray[np.float32]
 Columns = NDArray[np.int32]
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 
-def _compiled(loop: Callable[_P, _R]) -> Callable[_P, _R]:
-    kernel: Callable[_P, _R] = njit(nogil=True, cache=True)(loop)
-    return kernel
-
-
-@_compiled
+@compiled
 def first_rows(codes: NDArray[np.uint32]) -> Ints:
     """Return the first row of each code, -1 for those that do not occur."""
     most = np.uint32(0)
@@ -39,7 +30,7 @@ def first_rows(codes: NDArray[np.uint32]) -> Ints:
     return first
 
 
-@_compiled
+@compiled
 def in_order(rows: Columns, columns: Columns) -> bool:
     """Return whether entries are by row and column, each once."""
     for at in range(1, rows.size):
@@ -48,7 +39,7 @@ def in_order(rows: Columns, columns: Columns) -> bool:
     return True
 
 
-@_compiled
+@compiled
 def values(column: NDArray[Any], order: NDArray[Any], scale: float) -> Singles:
     """Return a column in the order of entries as single precision, times `scale`; negative values are 0."""
     out, factor = np.empty(order.size, np.float32), np.float32(scale)
@@ -57,9 +48,9 @@ def values(column: NDArray[Any], order: NDArray[Any], scale: float) -> Singles:
     return out
 
 
-@_compiled
+@compiled
 def column_sums(data: Singles, columns: Columns, mean: Singles, power: int, part: int) -> Floats:
-    """Return the sum of each column's values less `mean`, to a power of 1 or 2, added up by parts of so many entries."""
+    """Return the sum of each column's values less `mean`, to a power of 1 or 2, by parts of so many entries."""
     sums = np.zeros(mean.size)
     for begin in range(0, data.size, part):
         of_part = np.zeros(mean.size)
@@ -70,7 +61,7 @@ def column_sums(data: Singles, columns: Columns, mean: Singles, power: int, part
     return sums
 
 
-@_compiled
+@compiled
 def counts(columns: Columns, size: int) -> Ints:
     """Return the number of entries of each column."""
     found = np.zeros(size, np.int64)
@@ -79,7 +70,7 @@ def counts(columns: Columns, size: int) -> Ints:
     return found
 
 
-@_compiled
+@compiled
 def of_sides(indptr: Ints, columns: Columns, data: Singles, sides: Ints, least: Floats) -> tuple[Floats, Floats]:
     """Return of each column the sum of its values, and of the sums of its side in its rows, `least` or more."""
     spent, whole, base = np.zeros(sides.size), np.zeros(sides.size), np.zeros(2)
@@ -93,7 +84,7 @@ def of_sides(indptr: Ints, columns: Columns, data: Singles, sides: Ints, least: 
     return spent, whole
 
 
-@_compiled
+@compiled
 def names_of_rows(indptr: Ints, columns: Columns, names: Floats, size: int) -> Floats:
     """Return the sum over the rows of each column of numbers that name the rows: (columns, names)."""
     sums = np.zeros((size, names.shape[1]))
@@ -104,7 +95,7 @@ def names_of_rows(indptr: Ints, columns: Columns, names: Floats, size: int) -> F
     return sums
 
 
-@_compiled
+@compiled
 def folded(
     indptr: Ints, columns: Columns, data: Singles, place: Ints, mean: Singles, weight: Singles
 ) -> tuple[Ints, Columns, Singles]:
@@ -124,7 +115,7 @@ def folded(
     return ends, kept, out
 
 
-@_compiled
+@compiled
 def add_dense(indptr: Ints, columns: Columns, data: Singles, place: Ints, out: NDArray[Any]) -> None:
     """Add entries of the first rows to a dense array, each at the place of its column, -1 for those left out."""
     for row in range(out.shape[0]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
 
@@ -167,17 +167,13 @@ def names(rows: Messages) -> dict[str, pl.Series]:
     words = [category(opcodes[pair >> 32], kinds[pair & 0xFFFFFFFF]) or None for pair in pairs.tolist()]
     return {
         "hlo_op": _words(rows, name),
-        "opcode": _gathered(opcodes, op),
+        "opcode": _words(rows, opcode),
         "category": pl.Series(words, dtype=schema.NAME)[code],
     }
 
 
 def _words(rows: Messages, refs: Ints) -> pl.Series:
     code, words = rows.distinct(refs)
-    return _gathered(words, code)
-
-
-def _gathered(words: Sequence[str], code: Rows) -> pl.Series:
     return pl.Series([word or None for word in words], dtype=schema.NAME)[code.view(np.uint32)]
 
 

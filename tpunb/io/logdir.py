@@ -328,21 +328,16 @@ def _small(parts: Mapping[int, _Part]) -> dict[int, pl.DataFrame]:
     """Return the events of small files, decoded in one pass: alone, each costs as much as many thousand events."""
     from tpunb.io import xplane
 
-    chosen = {
-        number: part
-        for number, part in parts.items()
-        if not part.file.url and host_files.is_xplane(part.file.name) and part.size < _SMALL
-    }
+    chosen = [n for n, p in parts.items() if p.size < _SMALL and not p.file.url and host_files.is_xplane(p.file.name)]
     if len(chosen) < 2:
         return {}
     try:
-        events = xplane.read_in_order([storage.read(part.file) for part in chosen.values()])
+        events = xplane.read_in_order([storage.read(parts[number].file) for number in chosen])
     except (BadProfile, ProfileNotFound):  # changed since it was loaded: to be named where each is read
         return {}
-    ends = np.cumsum([part.extent.events for part in chosen.values()]).tolist()
-    if ends[-1] != len(events):
-        return {}
-    return {number: events[begin:end] for number, (begin, end) in zip(chosen, pairwise([0, *ends]), strict=True)}
+    edges = np.cumsum([0, *(parts[number].extent.events for number in chosen)]).tolist()
+    rows = dict(zip(chosen, pairwise(edges), strict=True))
+    return {number: events[begin:end] for number, (begin, end) in rows.items()} if edges[-1] == len(events) else {}
 
 
 def _parallel(files: Sequence[Location], read: Callable[[Location, Bar], _T]) -> list[_T]:

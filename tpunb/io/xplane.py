@@ -86,7 +86,8 @@ def read(data: bytes | Bytes, *, source: str, workers: int = 1) -> tuple[pl.Data
 def read_many(files: Sequence[Bytes], names: Sequence[str]) -> tuple[pl.DataFrame, int | None, list[XSpaceFacts]]:
     """Return the events of several XSpaces in one pass, their time 0 in nanoseconds, and what each holds beside them.
 
-    Events are in no order. If they are `MOST_DAYS` apart, time 0 is None, and starts are relative to each file. `names` are those of the hosts.
+    Events are in no order. If the files are `MOST_DAYS` apart, time 0 is None, and starts are relative to each file.
+    `names` are those of the hosts.
     """
     space = _XSpace(files, "files", names)
     facts = space.facts_of_files()

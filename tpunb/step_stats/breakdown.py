@@ -23,13 +23,12 @@ _TIMES = ["infeed", "outfeed", "transfer", "collective"]
 _WAITS = ["infeed", "outfeed", "transfer"]  # not part of XProf's duty cycle either
 _HIDDEN = ["transfer", "collective"]  # other streams may compute meanwhile
 _CONTAINERS = ["while", "conditional", "call"]  # count what their bodies count again
-_KINDS = [*_TIMES, "input", "compile"]
+_NUMBERS = {kind: number for number, kind in enumerate([*_TIMES, "input", "compile"], 1)}  # of kinds
 
 
 def with_kinds(ops: pl.DataFrame) -> pl.DataFrame:
-    """Add `kind`, the number of the kind of each operation in `_KINDS` from 1, 0 for others; and `container`."""
-    number = {kind: number for number, kind in enumerate(_KINDS, 1)}
-    kinds = map_names(ops["category"], lambda category: number.get(op_names.kind(category) or ""), pl.UInt8())
+    """Add `kind`, the number of the kind of each operation, 0 for others; and `container`."""
+    kinds = map_names(ops["category"], lambda category: _NUMBERS.get(op_names.kind(category) or ""), pl.UInt8())
     of_names = (map_names(ops[name], _CONTAINERS.__contains__, pl.Boolean()) for name in ("category", "op"))
     return ops.with_columns(kinds.alias("kind"), container=pl.any_horizontal(*of_names)).with_columns(
         pl.col("kind").fill_null(0), pl.col("container").fill_null(value=False)
@@ -47,11 +46,11 @@ def of_devices(
     flops_ps = pl.col("self_ps").filter(pl.col("flops").is_not_null()).sum()
     sums = counted.group_by("at").agg(*map(total, WORK), flops_time_share=_share(flops_ps, pl.col("self_ps").sum()))
     kinds, containers = (found[name].to_numpy()[during.row] for name in ("kind", "container"))
-    waits = np.isin(kinds, [_number(kind) for kind in _WAITS])
+    waits = np.isin(kinds, [_NUMBERS[kind] for kind in _WAITS])
     computing = (kinds == 0) & ~containers
     times = {"device": np.ones(kinds.size, bool), "working": ~waits, "computing": computing}
-    times |= {kind: kinds == _number(kind) for kind in _TIMES}
-    times |= {f"exposed_{kind}": computing | (kinds == _number(kind)) for kind in _HIDDEN}
+    times |= {kind: kinds == _NUMBERS[kind] for kind in _TIMES}
+    times |= {f"exposed_{kind}": computing | (kinds == _NUMBERS[kind]) for kind in _HIDDEN}
     named = np.zeros(len(places), bool)
     named[during.at[found["category"].is_not_null().to_numpy()[during.row]]] = True
     rows = _with_unions(places, during, times).with_columns(named=named).filter(pl.col("device_ps").is_not_null())
@@ -74,10 +73,6 @@ def of_devices(
         schema.DEVICES,
         "devices",
     ).sort("host", "device", "start_ps")
-
-
-def _number(kind: str) -> int:
-    return _KINDS.index(kind) + 1
 
 
 def _exposed(kind: str) -> pl.Expr:
@@ -110,8 +105,8 @@ def of_hosts(found: pl.DataFrame, during: Parts, places: pl.DataFrame) -> pl.Dat
     on_host, kinds = (found["side"] == "host").to_numpy(), found["kind"].to_numpy()
     seen = np.zeros(len(places), bool)
     seen[during.at[on_host[during.row]]] = True
-    during = during.of(on_host & np.isin(kinds, [_number("input"), _number("compile")]))
-    times = {kind: kinds[during.row] == _number(kind) for kind in ("input", "compile")}
+    during = during.of(on_host & np.isin(kinds, [_NUMBERS["input"], _NUMBERS["compile"]]))
+    times = {kind: kinds[during.row] == _NUMBERS[kind] for kind in ("input", "compile")}
     rows = _with_unions(places, during, times).filter(pl.Series(seen))
     # without any event of an input pipeline, a host may still have waited for data in another way
     piped = pl.col("input_ps").is_not_null().any().over("host")

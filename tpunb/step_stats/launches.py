@@ -235,24 +235,18 @@ def _on_one_clock(events: pl.DataFrame) -> pl.DataFrame:
     return runs.with_columns(pl.col("sent_ps") - pl.col("skew_ps"))
 
 
-_last: tuple[weakref.ref[pl.DataFrame], pl.DataFrame] | None = None
+_LAST = dict[int, pl.DataFrame]()
 
 
 def _launches(events: pl.DataFrame) -> pl.DataFrame:
     """Return each run on a device with its launch on the host, ``_LAUNCHES``; those of the last events are kept."""
-    global _last
-    last = _last
-    if last is not None and last[0]() is events:
-        return last[1]
-    found = _found(events)
-    _last = weakref.ref(events, _forget), found
+    found = _LAST.get(id(events))
+    if found is None:
+        found = _found(events)
+        _LAST.clear()
+        _LAST[id(events)] = found
+        weakref.finalize(events, _LAST.pop, id(events), None)
     return found
-
-
-def _forget(gone: weakref.ref[pl.DataFrame]) -> None:
-    global _last
-    if _last is not None and _last[0] is gone:
-        _last = None
 
 
 def _found(events: pl.DataFrame) -> pl.DataFrame:

@@ -218,13 +218,13 @@ class Parts(NamedTuple):
 
     def of(self, chosen: npt.NDArray[np.bool_]) -> Parts:
         """Return the parts of chosen operations, by place and start."""
-        if self.row.size != chosen.size or not chosen.all():
-            self = Parts(*(values[chosen[self.row]] for values in self))
-        order = np.argsort(self.at, kind="stable")  # quick if sorted
-        at, start = self.at[order], self.start[order]
-        if ((at[1:] == at[:-1]) & (start[1:] < start[:-1])).any():
-            order = np.lexsort((self.start, self.at))
-        return Parts(*(values[order] for values in self))
+        rows = np.flatnonzero(chosen[self.row])
+        at, start = self.at[rows], self.start[rows]
+        order = np.argsort(at, kind="stable")  # quick if sorted
+        if ((np.diff(at[order]) == 0) & (np.diff(start[order]) < 0)).any():
+            order = np.lexsort((start, at))
+        rows = rows[order]
+        return Parts(at[order], start[order], self.end[rows], self.row[rows])
 
 
 def parts(ops: pl.DataFrame, places: pl.DataFrame) -> Parts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 from numba import boolean, int64, njit, types, uint32
@@ -113,9 +115,8 @@ def _readonly(dtype: types.Type) -> types.Array:
 
 
 # compiled on import, not during training when the first window arrives
-_groups, _times = _readonly(uint32), _readonly(int64)
-_sweep = njit([int64[::1](_groups, _times, _times)], nogil=True, cache=True)(_sweep_lanes)
-_cover = njit([int64[::1](_groups, _times, _times, _readonly(boolean), int64[::1])], nogil=True, cache=True)(
-    _cover_groups
-)
-_number = njit([types.Tuple((uint32[::1], int64[::1]))(_groups)], nogil=True, cache=True)(_number_codes)
+_groups, _times, _chosen = _readonly(uint32), _readonly(int64), _readonly(boolean)
+_compiled = partial(njit, nogil=True, cache=True)
+_sweep = _compiled([int64[::1](_groups, _times, _times)])(_sweep_lanes)
+_cover = _compiled([int64[::1](_groups, _times, _times, _chosen, int64[::1])])(_cover_groups)
+_number = _compiled([types.Tuple((uint32[::1], int64[::1]))(_groups)])(_number_codes)  # type: ignore[no-untyped-call]
