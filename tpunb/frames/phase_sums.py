@@ -5,22 +5,19 @@ Compiling takes half a second, so import this module inside the function that ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
-from numba import njit
 from numpy.typing import NDArray
 
 from tpunb.frames.op_matrix import Floats, Ints, factorize, int_arrays, op_matrix, self_times
+from tpunb.frames.sparse_loops import compiled
 from tpunb.frames.steps import Steps
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 _NUMBERS = 2**20  # dense at one time: a phase per step must not take steps × ops of memory
 _LEAST_VARIANCE = 0.1**2 / 4  # of steps whose operations' times vary by 10 %
@@ -114,12 +111,6 @@ def _blocks(phase: Ints, phases: int, columns: int) -> Iterator[tuple[int, int, 
     edges = np.searchsorted(block[rows], np.arange(-(-phases // most) + 1))
     for first, begin, end in zip(range(0, phases, most), edges[:-1], edges[1:], strict=True):
         yield first, min(most, phases - first), rows[begin:end]
-
-
-def compiled(kernel: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Compile a loop, without the GIL, and keep it on disk."""
-    compiled: Callable[_P, _R] = njit(nogil=True, cache=True, error_model="numpy")(kernel)
-    return compiled
 
 
 @compiled

@@ -223,9 +223,8 @@ def _within(devices: pl.DataFrame, gaps: pl.DataFrame, causes: Sequence[str]) ->
         .join_asof(sums, left_on="at", right_on="begin_ps", by=_DEVICE, check_sortedness=False, coalesce=False)
     )
     inside = pl.col("at") - pl.col("begin_ps")
-    until_ps = (pl.col(f"{cause} before") + pl.min_horizontal(inside, pl.col(cause)) for cause in causes)
-    sums_ps = ((pl.col("sign") * until).sum().alias(cause) for until, cause in zip(until_ps, causes, strict=True))
-    return before.group_by(*_DEVICE, "step").agg(*sums_ps)
+    until = {cause: pl.col(f"{cause} before") + pl.min_horizontal(inside, cause) for cause in causes}
+    return before.group_by(*_DEVICE, "step").agg((pl.col("sign") * at).sum().alias(name) for name, at in until.items())
 
 
 def _on_one_clock(events: pl.DataFrame) -> pl.DataFrame:

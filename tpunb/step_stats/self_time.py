@@ -76,8 +76,7 @@ def _cover_groups(groups: Numbers, starts: Ints, ends: Ints, chosen: npt.NDArray
     return covered
 
 
-NULL = np.uint32(2**32 - 1)
-"""Code of a null."""
+NULL = np.uint32(2**32 - 1)  # code of a null
 
 
 def distinct(codes: Numbers) -> tuple[Numbers, Ints]:
