@@ -17,7 +17,7 @@ from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
-from tpunb.frames.op_matrix import distinct_ops, op_matrix
+from tpunb.frames.op_matrix import distinct_ops, op_matrix, self_times
 from tpunb.schema import ACCOUNTS, SPANS, UTILISATION, check
 from tpunb.step_stats.launches import sync_place
 
@@ -161,7 +161,7 @@ def _matched_ops(steps: Steps) -> pl.DataFrame:
 def _full_steps(steps: Steps, frame: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     """Return the full steps of `frame` longer than 0, with the self time of devices and of matched operations."""
     matrix = op_matrix(steps.full())
-    of_devices = matrix.values("self_ps") @ matrix.sides.astype(np.float32)
+    of_devices = self_times(steps.full())[0] @ matrix.sides.astype(np.float32)
     times = ops.group_by("host", "step").agg(
         pl.col("self_ps").filter(pl.col("metric") == metric).sum().alias(metric) for metric in _OPS
     )

@@ -226,16 +226,15 @@ def _or_error(read: Callable[[Location, Bar], _T], file: Location, bar: Bar) -> 
 
 
 def _batches(parts: Sequence[_Part]) -> list[list[int]]:
-    """Return the files of a few hosts at a time, as their numbers: about ``_BATCH`` events."""
+    """Return the files of a few hosts at a time, as their numbers: about ``_BATCH`` events, and as many in each."""
     by_host: dict[str, list[int]] = {}
     for number, part in enumerate(parts):
         by_host.setdefault(part.host, []).append(number)
-    batches: list[list[int]] = []
-    room = 0
+    batches, room, events = list[list[int]](), 0.0, sum(part.extent.events for part in parts)
     for numbers in by_host.values():
         if room <= 0:
             batches.append([])
-            room = _BATCH
+            room = events / max(1, round(events / _BATCH))
         batches[-1] += numbers
         room -= sum(parts[number].extent.events for number in numbers)
     return batches
