@@ -21,6 +21,7 @@ from tpunb.analysis.run import phases as phases_of
 from tpunb.analysis.stragglers import Hosts
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
+from tpunb.frames.op_matrix import distinct_ops
 from tpunb.io.torch_cost import KINDS
 from tpunb.text import cut, duration, percent, plain, short, short_time
 
@@ -718,7 +719,7 @@ def advise_phases(phases: Phases, roof: Roofline | None = None, idle: pl.DataFra
     run_ps = float(phases.frame["dur_ps"].sum())
     rows = _applied(rules, metrics, run_ps, "step time")
     of_pytorch = traits(phases.steps)["framework"] in ("PyTorch", None)
-    of_pytorch &= bool(phases.steps.ops["category"].cast(pl.String).is_in([*KINDS]).any())
+    of_pytorch &= bool(distinct_ops(phases.steps)["category"].cast(pl.String).is_in([*KINDS]).any())
     if roof is None and phases.steps.read_layers is not None and of_pytorch:
         roof = roofline(phases)
     if roof is None:

@@ -17,7 +17,7 @@ from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
-from tpunb.frames.op_matrix import op_matrix
+from tpunb.frames.op_matrix import distinct_ops, op_matrix, self_times
 from tpunb.schema import ACCOUNTS, SPANS, UTILISATION, check
 from tpunb.step_stats.launches import sync_place
 
@@ -142,16 +142,25 @@ def _step_metrics(steps: Steps) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFram
     return _shares(full), ops.select("row", "metric", "op", "self_ps"), firsts
 
 
+def _of_names(steps: Steps, chosen: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
+    """Return columns of the operations with such a (side, category, op), and these."""
+    key = ["side", "category", "op"]
+    if chosen.is_empty():
+        return steps.ops.select(*columns, *key).clear()
+    by_op = steps.ops.filter(pl.col("op").is_in(chosen["op"].unique().implode()))  # a join is slower
+    return by_op.select(*columns, *key).join(chosen, on=key, how="semi", nulls_equal=True)
+
+
 def _matched_ops(steps: Steps) -> pl.DataFrame:
     """Return (host, step, metric, op, self_ps) of the operations that match a pattern."""
-    names = steps.ops.select("side", "category", "op").unique()
-    columns = (pl.col(name).cast(pl.String).fill_null("") for name in names.columns)
-    texts = names.select(pl.format("{} {}: {}", *columns)).to_series()
+    named = distinct_ops(steps)
+    columns = (pl.col(name).cast(pl.String).fill_null("") for name in named.columns)
+    texts = named.select(pl.format("{} {}: {}", *columns)).to_series()
     metrics = [
         next((metric for metric, pattern in _OPS.items() if re.match(pattern, text[:_LONGEST])), None) for text in texts
     ]
-    matched = names.with_columns(metric=pl.Series(metrics, dtype=pl.String)).drop_nulls("metric")
-    rows = steps.ops.select("host", "step", "side", "category", "op", "total_ps", "self_ps")
+    matched = named.with_columns(metric=pl.Series(metrics, dtype=pl.String)).drop_nulls("metric")
+    rows = _of_names(steps, matched, ["host", "step", "total_ps", "self_ps"])
     rows = rows.join(matched, on=["side", "category", "op"], nulls_equal=True)
     time = pl.when(pl.col("metric") == "reads").then("total_ps").otherwise("self_ps")  # its caller rather than the wait
     return rows.select("host", "step", "metric", "op", time.clip(0).alias("self_ps"))
@@ -160,7 +169,8 @@ def _matched_ops(steps: Steps) -> pl.DataFrame:
 def _full_steps(steps: Steps, frame: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     """Return the full steps of `frame` longer than 0, with the self time of devices and of matched operations."""
     matrix = op_matrix(steps.full())
-    of_devices, launched = (matrix.values(name) @ matrix.sides.astype(np.float32) for name in ("self_ps", "count"))
+    on_device = matrix.sides.astype(np.float32)
+    of_devices, launched = self_times(steps.full())[0] @ on_device, matrix.values("count") @ on_device
     times = ops.group_by("host", "step").agg(
         pl.col("self_ps").filter(pl.col("metric") == metric).sum().alias(metric) for metric in _OPS
     )
@@ -467,9 +477,9 @@ _FRAMEWORKS = {
 @memoised
 def traits(steps: Steps) -> dict[str, str | None]:
     """Return ``data``, the kind of the data of a run, "tuned tf.data" after trials, and ``framework``, if known."""
-    data, names = steps.metadata.get("data"), steps.ops["op"].unique().cast(pl.String)
+    data, ops = steps.metadata.get("data"), distinct_ops(steps)["op"].unique().cast(pl.String)
     tuned = steps.wall is not None and bool((steps.wall.spans["account"] == "tuning").any())
-    framework = next((name for name, pattern in _FRAMEWORKS.items() if names.str.contains(pattern).any()), None)
+    framework = next((name for name, pattern in _FRAMEWORKS.items() if ops.str.contains(pattern).any()), None)
     if framework != "PyTorch" and (steps.frame["rule"] == "keras").any():  # on any backend with such parameters
         framework = "Keras"
     if data and tuned:
@@ -642,13 +652,13 @@ def scale_metrics(metrics: pl.DataFrame, phases: Phases, roof: Roofline | None =
 @memoised
 def _used_devices(steps: Steps) -> pl.DataFrame:
     """Return (host, step, devices, reduces) of full steps: devices in use, and whether they only all-reduce."""
-    full, names = steps.full(), ["side", "op", "category"]
+    full = steps.full()
     used = full.devices.filter(pl.col("device_ps") > 0).group_by("step")
     rows = full.frame.select("host", "step").join(used.agg(devices=pl.struct("host", "device").n_unique()), on="step")
     text = pl.concat_str(pl.col("op", "category").cast(pl.String), separator=" ", ignore_nulls=True)
-    ops = full.ops.select(names).unique().filter(pl.col("side") == "device").with_columns(text=text)
+    ops = distinct_ops(full).filter(pl.col("side") == "device").with_columns(text=text)
     reducing, scattering = (
-        full.ops.join(ops.filter(pl.col("text").str.contains(pattern)), on=names, how="semi", nulls_equal=True)
+        _of_names(full, ops.filter(pl.col("text").str.contains(pattern)), ["host", "step"])
         .select("host", "step", pl.lit(value=True).alias(name))
         .unique()
         for name, pattern in (("reduces", _REDUCE), ("scatters", _SCATTER))

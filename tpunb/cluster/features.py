@@ -22,7 +22,7 @@ from tpunb.cluster.limits import LIMITS
 from tpunb.cluster.recorded import incidental, launches, patterns, piped
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
-from tpunb.frames.op_matrix import Bools, Floats, Ints, OpMatrix, op_matrix
+from tpunb.frames.op_matrix import Bools, Floats, Ints, OpMatrix, int_arrays, op_matrix, sparse
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -103,13 +103,11 @@ class Fold:
 
     def apply(self, values: csr_array) -> csr_array:
         """Return the kept columns of `values`, weighted."""
-        from scipy.sparse import csr_array
+        from tpunb.frames import sparse_loops  # compiled
 
-        column = self.column[values.indices]
-        kept = column >= 0
-        data = (_less(values, self.mean).data * self.weight.astype(np.float32)[values.indices])[kept]
-        indptr = np.concatenate([[0], np.cumsum(kept, dtype=values.indptr.dtype)])[values.indptr]
-        return csr_array((data, column[kept], indptr), shape=(values.shape[0], self.width))
+        mean, weight = self.mean.astype(np.float32), self.weight.astype(np.float32)
+        indptr, columns, data = sparse_loops.folded(*int_arrays(values), values.data, self.column, mean, weight)
+        return sparse(data, columns, indptr, (values.shape[0], self.width))
 
     def apply_to(self, steps: Steps) -> csr_array:
         """Return the kept columns of other steps; unknown operations count as 0."""
@@ -185,10 +183,10 @@ def space(steps: Steps, features: Features = "default") -> Space:
 @memoised
 def _space(steps: Steps, features: Features) -> Space:
     ops = op_matrix(steps)
-    blocks, folds = [], []
+    blocks, folds, shares = [], [], _shares(ops)
     for name in SPACES[features] if isinstance(features, str) else features:
         values = BLOCKS[name](ops, steps)
-        folds.append(_fold(name, values, ops, incidental(steps)))
+        folds.append(_fold(name, values, ops, shares, incidental(steps)))
         blocks.append(folds[-1].apply(values))
     n, widths = len(steps), [fold.width for fold in folds]
     if not n or not sum(widths):
@@ -222,34 +220,27 @@ def _read_only(points: Floats) -> Floats:
     return points
 
 
-def _fold(name: str, values: csr_array, ops: OpMatrix, skipped: Bools) -> Fold:
+def _fold(name: str, values: csr_array, ops: OpMatrix, shares: Floats, skipped: Bools) -> Fold:
     """Return the columns to keep of a block: those that vary, ``LIMITS.most_columns`` at most."""
+    from tpunb.frames import sparse_loops  # compiled
+
     n, d = max(values.shape[0], 1), values.shape[1]
     weight, mean = np.ones(d), np.zeros(d)
     if name == "log_self":
-        weight = np.where(piped(ops) | launches(ops), 0.0, np.sqrt(_shares(ops)))
-        mean = np.where(skipped, _sums(values) / np.maximum(np.bincount(values.indices, minlength=d), 1), 0.0)
-        values = _less(values, mean)
+        weight = np.where(piped(ops) | launches(ops), 0.0, np.sqrt(shares))
+        mean = np.where(skipped, _sums(values) / np.maximum(sparse_loops.counts(values.indices, d), 1), 0.0)
     elif name == "presence":
         frequency = _sums(values) / n
-        share = _shares(ops) / np.maximum(frequency, np.finfo(float).tiny)
+        share = shares / np.maximum(frequency, np.finfo(float).tiny)
         weight = _merge_equal(ops, np.where(skipped, 0.0, np.sqrt(share)))
-    square = _sums(values, power=2) / n * weight**2
-    variance = square - (_sums(values) / n * weight) ** 2
+    square = _sums(values, mean, power=2) / n * weight**2
+    variance = square - (_sums(values, mean) / n * weight) ** 2
     varies = np.flatnonzero((variance > 1e-9 * square) & (weight > 0))
     kept = np.sort(varies[np.argsort(-variance[varies], kind="stable")[: LIMITS.most_columns]])
     column = np.full(d, -1, dtype=np.int64)
     column[kept] = np.arange(len(kept))
     named = pl.DataFrame({"side": ["host"], "op": ["step time"]}) if name == "step_time" else ops.ops
     return Fold(name, named, column, weight, mean)
-
-
-def _less(values: csr_array, mean: Floats) -> csr_array:
-    """Return a matrix with `mean` subtracted from the entries of each column."""
-    from scipy.sparse import csr_array
-
-    data = values.data - mean.astype(np.float32)[values.indices]
-    return csr_array((data, values.indices, values.indptr), shape=values.shape)
 
 
 def _shares(ops: OpMatrix) -> Floats:
@@ -269,23 +260,30 @@ def _merge_equal(ops: OpMatrix, square: Floats) -> Floats:
     return weight
 
 
-def _sums(values: csr_array, power: int = 1) -> Floats:
-    """Return the sum of each column's values to a power, in float64; scipy's sums of float32 are not exact."""
-    sums = np.zeros(values.shape[1])
-    for start in range(0, values.nnz, _ENTRIES):
-        data = values.data[start : start + _ENTRIES].astype(np.float64)
-        indices = values.indices[start : start + _ENTRIES]
-        sums += np.bincount(indices, data**power if power > 1 else data, minlength=len(sums))
-    return sums
+def _sums(values: csr_array, mean: Floats | None = None, power: int = 1) -> Floats:
+    """Return the sum of each column's values less `mean` to a power, in float64; scipy's of float32 are not exact."""
+    from tpunb.frames import sparse_loops  # compiled
+
+    less = np.zeros(values.shape[1], np.float32) if mean is None else mean.astype(np.float32)
+    return np.asarray(sparse_loops.column_sums(values.data, values.indices, less, power, _ENTRIES))
 
 
 def _dense(blocks: list[csr_array], mean: Floats) -> Iterator[Floats]:
     """Yield chunks of rows of the blocks side by side, minus the mean; steps x ops is never dense."""
+    from tpunb.frames import sparse_loops  # compiled
+
     n = blocks[0].shape[0] if blocks else 0
     size = max(1, _CHUNK // max(len(mean), 1))
+    begins = np.cumsum([0, *(block.shape[1] for block in blocks)])
+    arrays = [
+        (*int_arrays(block), block.data, begin + np.arange(block.shape[1]))
+        for block, begin in zip(blocks, begins, strict=False)
+    ]
     for start in range(0, n, size):
-        chunk = np.hstack([block[start : start + size].toarray() for block in blocks], dtype=np.float64)
-        chunk -= mean
+        chunk = np.empty((min(size, n - start), len(mean)))
+        chunk[:] = -mean
+        for indptr, columns, data, place in arrays:
+            sparse_loops.add_dense(indptr[start:], columns, data, place, chunk)
         yield chunk
 
 

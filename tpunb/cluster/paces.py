@@ -18,7 +18,7 @@ from tpunb.cluster.recorded import input_ops, launches
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.exclusive_time import exclusive_time
-from tpunb.frames.op_matrix import Ints, op_matrix
+from tpunb.frames.op_matrix import Bools, Ints, op_matrix, self_times
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -100,9 +100,9 @@ def alternate(steps: Steps, rows: Ints, labels: Ints) -> bool:
     ids = sorted(ids, key=lambda label: float(np.median(exclusive_ps[labels == label])))
     if len(ids) < 2 or min(int((labels == label).sum()) for label in ids) < LIMITS.alternating_fewest_steps:
         return False
-    ops = op_matrix(steps)
-    times = ops.values("self_ps")[:, ~(input_ops(ops) | launches(ops))]
-    typical = [_typical(times, rows[labels == label]) for label in ids]
+    ops, (times, _) = op_matrix(steps), self_times(steps)
+    of_work = ~(input_ops(ops) | launches(ops))
+    typical = [_typical(times, rows[labels == label], of_work) for label in ids]
     for shorter, longer, short_work, long_work in zip(ids, ids[1:], typical, typical[1:], strict=False):
         short, long = exclusive_ps[labels == shorter], exclusive_ps[labels == longer]
         factor = np.median(long) / max(np.median(short), 1)
@@ -116,7 +116,7 @@ def alternate(steps: Steps, rows: Ints, labels: Ints) -> bool:
     return True
 
 
-def _typical(times: csr_array, rows: Ints) -> float:
-    """Return the sum of the median self times of operations, in picoseconds."""
+def _typical(times: csr_array, rows: Ints, chosen: Bools) -> float:
+    """Return the sum of the median self times of chosen operations, in picoseconds."""
     sample = rows[np.linspace(0, len(rows) - 1, min(len(rows), LIMITS.alternating_most_steps)).astype(np.int64)]
-    return float(np.median(times[sample].toarray(), axis=0).sum())
+    return float(np.median(times[sample].toarray()[:, chosen], axis=0).sum())

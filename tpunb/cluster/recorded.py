@@ -23,7 +23,7 @@ import polars as pl
 from tpunb.cluster.limits import LIMITS
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
-from tpunb.frames.op_matrix import Bools, Floats, Ints, OpMatrix, op_matrix
+from tpunb.frames.op_matrix import Bools, Floats, Ints, OpMatrix, int_arrays, op_matrix
 from tpunb.step_stats import op_names
 
 _ROWS = 2**20  # of the table of operations, for medians
@@ -37,11 +37,13 @@ def incidental(steps: Steps) -> Bools:
     >>> incidental(spelled_steps(({"dot": 80, "cast": 1}, {}), ({"dot": 80}, {}))).tolist()
     [True, False]
     """
+    from tpunb.frames import sparse_loops  # compiled
+
     ops = op_matrix(steps)
     n, d = ops.shape
     if not n or not d:
         return np.zeros(d, np.bool_)
-    ran = np.bincount(ops.indices, minlength=d)
+    ran = sparse_loops.counts(ops.indices, d)
     first, pattern = patterns(ops)
     share = np.zeros((len(first), 2))
     shares = _shares(steps, ops) * np.where(skippable(steps), LIMITS.evidence / LIMITS.skippable_evidence, 1.0)
@@ -88,40 +90,41 @@ def launches(ops: OpMatrix) -> Bools:
 
 def _shares(steps: Steps, ops: OpMatrix) -> Floats:
     """Return the share of its side's self time that each operation takes in the steps that run it; 1 if that is 0."""
-    n, d = ops.shape
-    micros = ops.values("self_ps", scale=1e-6)
-    row = np.repeat(np.arange(n), np.diff(ops.indptr))
-    sides = ops.sides[ops.indices]
-    base = np.bincount(row * 2 + sides, micros.data, minlength=2 * n).reshape(n, 2)
+    from tpunb.frames import sparse_loops  # compiled
+
+    micros = ops.values("self_ps", scale=1e-6).data
     # of a side that does hardly anything the share of a tenth of the step time
-    base = np.maximum(base, steps.frame["dur_ps"].fill_null(0).to_numpy()[:, None] * 1e-7)
-    spent = np.bincount(ops.indices, micros.data, minlength=d)
-    share = spent / np.maximum(np.bincount(ops.indices, base[row, sides], minlength=d), 1e-30)
+    least = steps.frame["dur_ps"].fill_null(0).to_numpy() * 1e-7
+    spent, whole = sparse_loops.of_sides(*int_arrays(ops), micros, ops.sides, least)
+    share = spent / np.maximum(whole, 1e-30)
     return np.where(np.bincount(ops.sides, spent, minlength=2)[ops.sides] > 0, share, 1.0)
 
 
 def patterns(ops: OpMatrix) -> tuple[Ints, Ints]:
     """Return the first operation of each set of steps, and the set of steps of each operation."""
+    from tpunb.frames import sparse_loops  # compiled
+
     n, d = ops.shape
     # sums of two random numbers per step identify the set of steps; below 2**53, so they are exact
     random = np.random.default_rng(0)
-    most = 2**53 // max(n, 1)
-    lengths = np.diff(ops.indptr)
-    names = [
-        np.bincount(ops.indices, np.repeat(random.integers(1, most, size=n).astype(np.float64), lengths), minlength=d)
-        for _ in range(2)
-    ]
-    _, first, pattern = np.unique(np.stack(names), axis=1, return_index=True, return_inverse=True)
+    of_steps = np.stack([random.integers(1, 2**53 // max(n, 1), size=n).astype(np.float64) for _ in range(2)], axis=1)
+    names = sparse_loops.names_of_rows(*int_arrays(ops), of_steps, d)
+    _, first, pattern = np.unique(names, axis=0, return_index=True, return_inverse=True)
     return first.astype(np.int64), pattern.ravel()
 
 
 def _correlation(ops: OpMatrix, columns: Ints) -> Floats:
     """Return how the presences of operations correlate, (columns, columns); 0 for those that never vary."""
-    n, _ = ops.shape
-    ran = ops.presence()[:, columns]
+    from tpunb.frames import sparse_loops  # compiled
+
+    n, d = ops.shape
+    place = np.full(d, -1, np.int64)
+    place[columns] = np.arange(len(columns))
+    (indptr, indices), ones = int_arrays(ops), np.ones(len(ops.indices), np.float32)
     gram = np.zeros((len(columns), len(columns)))
     for start in range(0, n, 4096):
-        chunk = ran[start : start + 4096].toarray()
+        chunk = np.zeros((min(4096, n - start), len(columns)), np.float32)
+        sparse_loops.add_dense(indptr[start:], indices, ones, place, chunk)
         gram += chunk.T @ chunk
     frequency = gram.diagonal() / n
     covariance = gram / n - np.outer(frequency, frequency)
@@ -133,8 +136,11 @@ def _whole_classes(ops: OpMatrix) -> Bools:
     """Return which operations come and go with the whole of their class, of two operations or more."""
     classes = np.array([op_names.operation_class(name) or "" for name in ops.ops["op"].cast(pl.String)])
     whole = np.zeros(len(classes), np.bool_)
-    ran = ops.presence()
-    count = np.bincount(ops.indices, minlength=len(classes))
+    if not (classes != "").any():
+        return whole
+    from tpunb.frames import sparse_loops  # compiled
+
+    ran, count = ops.presence(), sparse_loops.counts(ops.indices, len(classes))
     for name in {*classes} - {""}:
         members = np.flatnonzero(classes == name)
         steps = len(np.unique(ran[:, members].nonzero()[0]))

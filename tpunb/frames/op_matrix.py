@@ -47,17 +47,22 @@ class OpMatrix:
 
     def values(self, column: str, *, scale: float = 1.0) -> csr_array:
         """Return a column of ``Steps.ops`` times `scale` as a matrix of float32; null and negative values are 0."""
-        values = self.table[column].cast(pl.Float32).fill_null(0).to_numpy()[self.order]
-        return self._sparse(np.maximum(values, 0, out=values) * np.float32(scale))
+        from tpunb.frames import sparse_loops  # compiled
+
+        return self._sparse(sparse_loops.values(self.column(column), self.order, scale))
 
     def presence(self) -> csr_array:
         """Return which op ran in which step, as ones."""
         return self._sparse(np.ones(len(self.indices), np.float32))
 
     def _sparse(self, values: NDArray[np.float32]) -> csr_array:
-        from scipy.sparse import csr_array
+        return sparse(values, self.indices, self.indptr, self.shape)
 
-        return csr_array((values, self.indices, self.indptr), shape=self.shape)
+
+@memoised
+def distinct_ops(steps: Steps) -> pl.DataFrame:
+    """Return the distinct (side, category, op) of the operations of steps, in no order."""
+    return steps.ops.lazy().select("side", "category", "op").unique().collect(engine="streaming")
 
 
 @memoised
@@ -75,6 +80,8 @@ def op_matrix(steps: Steps) -> OpMatrix:
 def _build(steps: Steps) -> OpMatrix:
     from scipy.sparse import csr_array
 
+    from tpunb.frames import sparse_loops  # compiled
+
     rows = _rows(steps)
     columns, ops = _columns(steps.ops)
     order = np.arange(len(rows), dtype=np.int32 if len(rows) < 2**31 else np.int64)
@@ -82,11 +89,8 @@ def _build(steps: Steps) -> OpMatrix:
     if not inside.all():  # operations of steps that are not in the frame
         rows, columns, order = rows[inside], columns[inside], order[inside]
     n, d = len(steps), ops.height
-    unsorted = (rows[1:] < rows[:-1]) | ((rows[1:] == rows[:-1]) & (columns[1:] <= columns[:-1]))
-    if not unsorted.any():
-        indptr = np.zeros(n + 1, dtype=np.int64)
-        np.cumsum(np.bincount(rows, minlength=n), out=indptr[1:])
-        return OpMatrix(ops, indptr, columns, order, steps.ops)
+    if sparse_loops.in_order(rows, columns):
+        return OpMatrix(ops, np.searchsorted(rows, np.arange(n + 1, dtype=np.int32)), columns, order, steps.ops)
     matrix = csr_array((order, (rows, columns)), shape=(n, d))
     if matrix.nnz < len(order):  # an operation has two rows in one step
         sums = pl.col("count", "total_ps", "self_ps").sum()
@@ -108,17 +112,29 @@ def _rows(steps: Steps) -> NDArray[np.int32]:
 
 def _columns(ops: pl.DataFrame) -> tuple[NDArray[np.int32], pl.DataFrame]:
     """Return the column of each row of `ops`, and (side, op) of each column."""
+    from tpunb.frames import sparse_loops  # compiled
+
     # categories and sides are numbers already; columns are sorted by name, whatever the order of the rows
     code = ops["op"].to_physical().to_numpy() * np.uint32(2) + ops["side"].to_physical().to_numpy()
-    used = np.zeros(int(code.max(initial=0)) + 1, dtype=bool)
-    used[code] = True
-    first = np.zeros(len(used), dtype=np.int64)
-    first[code[::-1]] = np.arange(len(code))[::-1]
+    first = sparse_loops.first_rows(code)
+    used = first >= 0
     named = ops[first[used]].select("side", "op").with_columns(code=np.flatnonzero(used))
     named = named.sort("side", pl.col("op").cast(pl.String))
     column = np.zeros(len(used), dtype=np.int32)
     column[named["code"].to_numpy()] = np.arange(named.height)
     return column[code], named.drop("code")
+
+
+def sparse(values: NDArray[Any], indices: NDArray[np.int32], indptr: Ints, shape: tuple[int, int]) -> csr_array:
+    """Return a sparse matrix of its arrays; SciPy would copy `indices` to the type of `indptr`."""
+    from scipy.sparse import csr_array
+
+    return csr_array((values, indices, indptr.astype(np.int32 if len(indices) < 2**31 else np.int64)), shape=shape)
+
+
+def int_arrays(matrix: Any) -> tuple[Ints, NDArray[np.int32]]:
+    """Return the index arrays of a sparse matrix in the types that loops are compiled for."""
+    return matrix.indptr.astype(np.int64, copy=False), matrix.indices.astype(np.int32, copy=False)
 
 
 def factorize(labels: NDArray[np.integer[Any]]) -> tuple[Ints, Ints]:

@@ -11,6 +11,7 @@ import polars as pl
 
 from tpunb.frames.cache import memoised
 from tpunb.frames.exclusive_time import covered
+from tpunb.frames.op_matrix import distinct_ops
 from tpunb.frames.steps import Steps
 from tpunb.text import cut, plain
 
@@ -114,8 +115,7 @@ def _paced(name: str, phase: Mapping[str, Any], main: Mapping[str, Any]) -> str:
 def saving(steps: Steps) -> pl.Series:
     """Return which steps save a checkpoint, by their operations or by the host clock."""
     result = pl.zeros(len(steps), dtype=pl.Int8, eager=True) > 0
-    names = steps.ops.select(pl.col("op").unique())
-    saves = names.filter(pl.col("op").cast(pl.String).str.contains(SAVING))
+    saves = distinct_ops(steps).select(pl.col("op").unique()).filter(pl.col("op").cast(pl.String).str.contains(SAVING))
     if saves.height:
         rows = steps.ops.join(saves, on="op", how="semi").select("host", "step", saves=True).unique()
         placed = steps.frame.join(rows, on=["host", "step"], how="left", maintain_order="left")

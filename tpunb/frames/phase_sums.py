@@ -5,22 +5,19 @@ Compiling takes half a second, so import this module inside the function that ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
-from numba import njit
 from numpy.typing import NDArray
 
-from tpunb.frames.op_matrix import Floats, Ints, factorize, op_matrix, self_times
+from tpunb.frames.op_matrix import Floats, Ints, factorize, int_arrays, op_matrix, self_times
+from tpunb.frames.sparse_loops import compiled
 from tpunb.frames.steps import Steps
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 _NUMBERS = 2**20  # dense at one time: a phase per step must not take steps × ops of memory
 _LEAST_VARIANCE = 0.1**2 / 4  # of steps whose operations' times vary by 10 %
@@ -49,7 +46,7 @@ def totals(steps: Steps, labels: Ints) -> pl.DataFrame:
     """
     matrix = op_matrix(steps)
     entries = _Entries(
-        *_int_arrays(matrix), matrix.order, *(matrix.column(name) for name in ("count", "total_ps", "self_ps"))
+        *int_arrays(matrix), matrix.order, *(matrix.column(name) for name in ("count", "total_ps", "self_ps"))
     )
     distinct, phase = factorize(labels)
     d = matrix.shape[1]
@@ -70,7 +67,7 @@ def sums(values: csr_array, phase: Ints, phases: int) -> Floats:
     array([[3., 3.]])
     """
     out = np.zeros((phases, values.shape[1]))
-    _sums(phase.astype(np.int64, copy=False), *_int_arrays(values), values.data, out)
+    _sums(phase.astype(np.int64, copy=False), *int_arrays(values), values.data, out)
     return out
 
 
@@ -81,7 +78,7 @@ def root_sums(values: csr_array, phase: Ints, weight: Floats) -> Iterator[tuple[
     """
     for first, size, rows in _blocks(phase, int(phase.max(initial=-1)) + 1, values.shape[1]):
         out = np.zeros((size, values.shape[1]))
-        _root_sums(rows, phase[rows] - first, weight[rows], *_int_arrays(values), values.data, out)
+        _root_sums(rows, phase[rows] - first, weight[rows], *int_arrays(values), values.data, out)
         yield first, out
 
 
@@ -106,11 +103,6 @@ def explained_variance(steps: Steps, labels: pl.Series) -> float:
     return min(1.0, 1 - within / max(variance, _LEAST_VARIANCE * run_time))
 
 
-def _int_arrays(matrix: Any) -> tuple[Ints, NDArray[np.int32]]:
-    """Return the index arrays of a sparse matrix in the types that the kernels are compiled for."""
-    return matrix.indptr.astype(np.int64, copy=False), matrix.indices.astype(np.int32, copy=False)
-
-
 def _blocks(phase: Ints, phases: int, columns: int) -> Iterator[tuple[int, int, Ints]]:
     """Yield the phases to sum at one time: the first, their number, and the rows of their steps, ascending."""
     most = max(1, _NUMBERS // max(columns, 1))
@@ -121,12 +113,7 @@ def _blocks(phase: Ints, phases: int, columns: int) -> Iterator[tuple[int, int, 
         yield first, min(most, phases - first), rows[begin:end]
 
 
-def _compiled(kernel: Callable[_P, _R]) -> Callable[_P, _R]:
-    compiled: Callable[_P, _R] = njit(nogil=True, cache=True, error_model="numpy")(kernel)
-    return compiled
-
-
-@_compiled
+@compiled
 def _totals(rows: Ints, phase: Ints, entries: _Entries, out: Ints) -> None:
     """Add the figures of each operation in each phase to `out`, (phases, ops, 5)."""
     longest = 0
@@ -146,7 +133,7 @@ def _totals(rows: Ints, phase: Ints, entries: _Entries, out: Ints) -> None:
                 _add(sums, indices[k], entries, order[k])
 
 
-@_compiled
+@compiled
 def _in_row_order(indices: NDArray[np.int32], order: NDArray[Any], columns: NDArray[np.uint32]) -> int:
     """Write the columns of a step in the order of its rows; return the first row, -1 if they are not adjacent."""
     if not order.size:
@@ -161,7 +148,7 @@ def _in_row_order(indices: NDArray[np.int32], order: NDArray[Any], columns: NDAr
     return int(first)
 
 
-@_compiled
+@compiled
 def _add(sums: Ints, column: int, entries: _Entries, row: int) -> None:
     to, at = np.uint64(column), np.uint64(row)  # unsigned: no index counts from the end
     self_ps = entries.self_ps[at]
@@ -172,7 +159,7 @@ def _add(sums: Ints, column: int, entries: _Entries, row: int) -> None:
     sums[to, 4] += max(self_ps, 0)
 
 
-@_compiled
+@compiled
 def _sums(phase: Ints, indptr: Ints, indices: NDArray[np.int32], values: NDArray[np.float32], out: Floats) -> None:
     for row in range(phase.size):
         sums = out[phase[row]]
@@ -180,7 +167,7 @@ def _sums(phase: Ints, indptr: Ints, indices: NDArray[np.int32], values: NDArray
             sums[np.uint64(indices[k])] += values[k]
 
 
-@_compiled
+@compiled
 def _root_sums(
     rows: Ints,
     phase: Ints,
@@ -196,7 +183,7 @@ def _root_sums(
             sums[np.uint64(indices[k])] += weight[i] * np.sqrt(values[k])
 
 
-@_compiled
+@compiled
 def row_sums(phase: Ints, values: Ints, out: Ints) -> None:
     """Add the rows of `values`, (steps, columns), to those of their phases in `out`, (phases, columns)."""
     for i in range(phase.size):
@@ -205,7 +192,7 @@ def row_sums(phase: Ints, values: Ints, out: Ints) -> None:
             sums[k] += values[i, k]
 
 
-@_compiled
+@compiled
 def middle_values(phase: Ints, ascending: Ints, values: Ints, size: Ints, out: Ints) -> None:
     """Write the two middle values of each phase to `out`, (phases, 2); equal if their number is odd.
 

@@ -147,31 +147,34 @@ def read_instructions(protos: Messages) -> pl.DataFrame:
     computations = modules.sub(_COMPUTATIONS)
     rows = computations.sub(_INSTRUCTIONS)
     module = computations.parent[rows.parent]
-    name, opcode, kind, metadata = rows.columns(_NAME, _OPCODE, _FUSION_KIND, _METADATA)
-    op_type, op_name = rows.at(metadata).columns(_OP_TYPE, _OP_NAME)
+    op_type, op_name = rows.at(rows.columns(_METADATA)[0]).columns(_OP_TYPE, _OP_NAME)
     columns = {
         "proto": pl.Series(modules.parent[module].astype(np.uint32)),
         "module": _words(modules, modules.columns(_NAME)[0]).gather(pl.Series(module)),
-        "hlo_op": _words(rows, name),
         "tf_op": _words(rows, op_name),
         "op_type": _words(rows, op_type),
-        "opcode": _words(rows, opcode),
-        "category": _categories(rows, opcode, kind),
+        **names(rows),
     }
-    return pl.DataFrame(columns, schema=INSTRUCTIONS)
+    return pl.DataFrame({name: columns[name] for name in INSTRUCTIONS})
 
 
-def _words(rows: Messages, refs: Ints) -> pl.Series:
-    code, words = rows.distinct(refs)
-    return pl.Series([word or None for word in words], dtype=schema.NAME).gather(pl.Series(code))
-
-
-def _categories(rows: Messages, opcode: Ints, kind: Ints) -> pl.Series:
+def names(rows: Messages) -> dict[str, pl.Series]:
+    """Return the columns hlo_op, opcode and category of instructions."""
+    name, opcode, kind = rows.columns(_NAME, _OPCODE, _FUSION_KIND)
     op, opcodes = rows.distinct(opcode)
     fusion, kinds = rows.distinct(kind)
     pairs, code = np.unique(op.astype(np.int64) << 32 | fusion, return_inverse=True)
     words = [category(opcodes[pair >> 32], kinds[pair & 0xFFFFFFFF]) or None for pair in pairs.tolist()]
-    return pl.Series(words, dtype=schema.NAME).gather(pl.Series(code))
+    return {
+        "hlo_op": _words(rows, name),
+        "opcode": _words(rows, opcode),
+        "category": pl.Series(words, dtype=schema.NAME)[code],
+    }
+
+
+def _words(rows: Messages, refs: Ints) -> pl.Series:
+    code, words = rows.distinct(refs)
+    return pl.Series([word or None for word in words], dtype=schema.NAME)[code.view(np.uint32)]
 
 
 def _details(protos: Messages) -> pl.DataFrame:

@@ -73,11 +73,12 @@ def _work(protos: Messages) -> pl.DataFrame:
         dtype = pl.Series(table.dtypes(), dtype=pl.Int64).replace_strict(
             hlo.TYPES, default=None, return_dtype=schema.NAME
         )
-    described = hlo.read_instructions(protos).select("proto", "hlo_op", "opcode", "category")
     columns = {
-        name: pl.Series(np.where((count >= 0) & (count < _MOST_WORK), count, np.nan)) for name, count in counts.items()
+        name: pl.Series(np.where((count >= 0) & (count < _MOST_WORK), count, np.nan), nan_to_null=True)
+        for name, count in counts.items()
     }
-    return described.with_columns(dtype=dtype, **columns).with_columns(pl.col(*counts).fill_nan(None))
+    proto = pl.Series(table.proto.astype(np.uint32))
+    return pl.DataFrame({"proto": proto, **hlo.names(table.rows), "dtype": dtype, **columns})
 
 
 class _Costs(Instructions):

@@ -112,14 +112,16 @@ class Instructions:
     """The instructions of programs as columns; an operand or computation that is missing is the row after the last."""
 
     def __init__(self, protos: Messages) -> None:
-        computations = protos.sub(_MODULE).sub(_COMPUTATIONS)
+        modules = protos.sub(_MODULE)
+        computations = modules.sub(_COMPUTATIONS)
         self.rows = rows = computations.sub(_INSTRUCTIONS)
+        self.proto = modules.parent[computations.parent[rows.parent]]
         self.n, self.computation = len(rows), rows.parent.astype(np.int64)
         names = (_OPCODE, _SHAPE, _ID, _WINDOW, _CONVOLUTION, _DOT, _TARGET, _CONFIG)
         opcode, shape, ids, self.window, self.convolution, self.dot, target, self.config = rows.columns(*names)
         (self.opcode, self.opcodes), (self.target, self.targets) = map(rows.distinct, (opcode, target))
-        code, _ = rows.distinct(shape)
-        self.shapes = shapes = Shapes(rows.at(shape[np.unique(code, return_index=True)[1]]))
+        code, firsts = rows.different(shape)
+        self.shapes = shapes = Shapes(rows.at(shape[firsts]))
         self.shape = code.astype(np.int64)
         self.size, self.elements = shapes.size[code], shapes.elements[code]
         self.all_elements, self.all_bytes = shapes.all_elements[code], shapes.all_bytes[code]

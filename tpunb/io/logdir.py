@@ -13,6 +13,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,8 +43,9 @@ _OF_PROGRAMS = {
 _FETCHES = 8  # parallel downloads
 _BAR_AFTER_S = 2.0
 _MOST_DAYS = 50  # apart; Int64 picoseconds end after 106
-_MOST_EVENTS = 1 << 18  # of several files, that are kept
-_BATCH = 1 << 18  # events
+_MOST_EVENTS = 1 << 16  # of several files, that are kept
+_BATCH = 160_000  # events
+_SMALL = 4 << 20  # bytes of a file that is decoded together with others
 _MOST_CHUNKS = 16  # of a column; every operation costs some time for each
 _JSON = re.compile(rb"""(?:\xef\xbb\xbf)?\s*(?:\{\s*(?:"[^\x00-\x1f]{2}|\})|\[\s*[{\]])""")
 
@@ -225,16 +227,15 @@ def _or_error(read: Callable[[Location, Bar], _T], file: Location, bar: Bar) -> 
 
 
 def _batches(parts: Sequence[_Part]) -> list[list[int]]:
-    """Return the files of a few hosts at a time, as their numbers: about ``_BATCH`` events."""
+    """Return the files of a few hosts at a time, as their numbers: about ``_BATCH`` events, and as many in each."""
     by_host: dict[str, list[int]] = {}
     for number, part in enumerate(parts):
         by_host.setdefault(part.host, []).append(number)
-    batches: list[list[int]] = []
-    room = 0
+    batches, room, events = list[list[int]](), 0.0, sum(part.extent.events for part in parts)
     for numbers in by_host.values():
         if room <= 0:
             batches.append([])
-            room = _BATCH
+            room = events / max(1, round(events / _BATCH))
         batches[-1] += numbers
         room -= sum(parts[number].extent.events for number in numbers)
     return batches
@@ -303,6 +304,7 @@ def details(file: Location, data: storage.Bytes, kind: str) -> pl.DataFrame:
 def _events(parts: Sequence[_Part], by_ps: Sequence[int], chosen: Sequence[int]) -> pl.DataFrame:
     """Return the events of some files in the time of the profile, with lanes and ids distinct from other files."""
     frames = {number: frame for number in chosen if (frame := parts[number].events) is not None}
+    frames |= _small({number: parts[number] for number in chosen if number not in frames})
     missing = [number for number in chosen if number not in frames]
     decoded = _parallel([parts[number].file for number in missing], _part) if missing else []
     frames |= {number: part.events for number, part in zip(missing, decoded, strict=True)}
@@ -321,6 +323,22 @@ def _events(parts: Sequence[_Part], by_ps: Sequence[int], chosen: Sequence[int])
         pl.col("flow_out", "flow_in", "correlation_id") ^ ids,
         host=hosts["host"],
     )
+
+
+def _small(parts: Mapping[int, _Part]) -> dict[int, pl.DataFrame]:
+    """Return the events of small files, decoded in one pass: alone, each costs as much as many thousand events."""
+    from tpunb.io import xplane
+
+    chosen = [n for n, p in parts.items() if p.size < _SMALL and not p.file.url and host_files.is_xplane(p.file.name)]
+    if len(chosen) < 2:
+        return {}
+    try:
+        events = xplane.read_in_order([storage.read(parts[number].file) for number in chosen])
+    except (BadProfile, ProfileNotFound):  # changed since it was loaded: to be named where each is read
+        return {}
+    edges = np.cumsum([0, *(parts[number].extent.events for number in chosen)]).tolist()
+    rows = dict(zip(chosen, pairwise(edges), strict=True))
+    return {number: events[begin:end] for number, (begin, end) in rows.items()} if edges[-1] == len(events) else {}
 
 
 def _parallel(files: Sequence[Location], read: Callable[[Location, Bar], _T]) -> list[_T]:

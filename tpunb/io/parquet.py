@@ -83,7 +83,9 @@ def read(files: Sequence[Path | bytes], columns: schema.Schema) -> pl.DataFrame:
     rows = rows.with_columns((pl.col(short) * pl.col(_UNIT)).alias(name) for short, name in back.items())
     if _has_ops(columns):
         rows = rows.with_columns(self_ps=pl.col("total_ps") - pl.col("self_ps"))
-    return rows.select(pl.col(name).cast(dtype) for name, dtype in columns.items()).collect()
+    parts = rows.select(pl.col(name).cast(dtype) for name, dtype in columns.items()).collect()
+    # column by column: two copies of all of a long run might not fit into memory
+    return pl.DataFrame([parts.drop_in_place(name).rechunk() for name in columns])
 
 
 def _has_rule(columns: schema.Schema) -> bool:

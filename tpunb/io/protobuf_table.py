@@ -98,11 +98,13 @@ class Messages:
 
     def numbers(self, field: int) -> tuple[Ints, Ints]:
         """Return the values of a repeated field of whole numbers, each with its row, in file order."""
-        out = np.empty((2, 0), np.int64)
-        for _ in range(2):  # count, then write
+        out = np.empty((2, 2 * len(self)), np.int64)  # likely enough
+        for _ in range(2):
             count = self._checked(loops.numbers(self.buffer, self.start, self.stop, field, out))
-            out = out if out.shape[1] == count else np.empty((2, count), np.int64)
-        return out[0], out[1]
+            if count <= out.shape[1]:
+                break
+            out = np.empty((2, count), np.int64)
+        return out[0, :count], out[1, :count]
 
     def columns(self, *tags: int) -> list[Ints]:
         """Return one array per field: values, or references to strings; 0 where it is not set."""
@@ -144,10 +146,15 @@ class Messages:
 
     def distinct(self, refs: Ints) -> tuple[Rows, list[str]]:
         """Return the index of each reference among the distinct strings, and these strings."""
+        row, firsts = self.different(refs)
+        return row, self.text(refs[firsts])
+
+    def different(self, refs: Ints) -> tuple[Rows, Rows]:
+        """Return the index of each reference among those to different bytes, and the first row of each of these."""
         table = np.full(1 << max(4, (2 * refs.size).bit_length()), -1, np.int32)
         firsts, row = np.empty(refs.size, np.int32), np.empty(refs.size, np.int32)
         count = loops.intern(self.buffer, refs, table, firsts, row)
-        return row, self.text(refs[firsts[:count]])
+        return row, firsts[:count]
 
 
 def _with_padding(data: bytes | Bytes) -> Bytes | None:

@@ -196,7 +196,8 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     # the worker that ran the capture is on disk under its address: here, in one place, it gets the name of the host
     worker, host = facts.get("own_worker"), facts.get("host")
     hosts = {worker: host} if isinstance(worker, str) and worker and isinstance(host, str) else {}
-    tables = {name: frame.with_columns(pl.col("host").replace(hosts)) for name, frame in tables.items()}
+    if hosts:
+        tables = {name: frame.with_columns(pl.col("host").replace(hosts)) for name, frame in tables.items()}
     raw = {(window, hosts.get(host, host)): file for (window, host), file in raw_windows(files).items()}
     windows, clocks = tables["windows"].sort("window", "host"), tables["clocks"]
     starts = {(window, host): start for window, host, start in windows.select("window", "host", "start_ps").iter_rows()}
@@ -215,7 +216,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     causes = {name: tables[name] for name in ("spans", "stalls", "samples", "load")}
     wall = WallClock(span_ps, complete=facts.get("causes") is True and not skipped, **causes)
     read_raw = partial(_events, owner, name, raw, origin_ns, starts, skipped) if raw else None
-    steps = aggregate.merge(tables, _step_flops(facts))
+    steps = aggregate.merge({**tables, "ops": tables.pop("ops")}, _step_flops(facts))
     return Profile(
         name=name,
         source=folder.source,

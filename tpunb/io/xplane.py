@@ -86,7 +86,8 @@ def read(data: bytes | Bytes, *, source: str, workers: int = 1) -> tuple[pl.Data
 def read_many(files: Sequence[Bytes], names: Sequence[str]) -> tuple[pl.DataFrame, int | None, list[XSpaceFacts]]:
     """Return the events of several XSpaces in one pass, their time 0 in nanoseconds, and what each holds beside them.
 
-    If they are `MOST_DAYS` apart, time 0 is None, and starts are relative to each file. `names` are those of the hosts.
+    Events are in no order. If the files are `MOST_DAYS` apart, time 0 is None, and starts are relative to each file.
+    `names` are those of the hosts.
     """
     space = _XSpace(files, "files", names)
     facts = space.facts_of_files()
@@ -96,6 +97,15 @@ def read_many(files: Sequence[Bytes], names: Sequence[str]) -> tuple[pl.DataFram
         origin_ns = min(starts)
         space.line_ns = space.line_ns + (np.array(starts) - origin_ns)[space.file[space.lines.parent]]
     return space.events()[0], origin_ns, facts
+
+
+def read_in_order(files: Sequence[Bytes]) -> pl.DataFrame:
+    """Return what `read` returns of each XSpace, one below the other, in one pass; hosts are numbered."""
+    space = _XSpace(files, "files", [*map(str, range(len(files)))])
+    events, line = space.events()[0], space.rows.parent
+    first = np.searchsorted(space.file[space.planes_of_lines], space.file[space.lines.parent])  # line of the file
+    lane = (space.number[space.lanes] - first)[line].astype(np.uint32)
+    return events.with_columns(lane=lane)[np.argsort(space.number[line], kind="stable")]
 
 
 def extent(data: bytes | Bytes, *, source: str) -> tuple[Extent, XSpaceFacts]:
@@ -187,8 +197,11 @@ class _XSpace:
         self.names = self.planes.text(self.planes.columns(_PLANE_NAME)[0])
         self.on_device = self.where(lambda name: name.startswith("/device:"))
         self.lines = self.planes.sub(_LINES)
+        self.number = np.arange(len(self.lines))  # of each line in its file
         if names:  # devices of all files first, since their stats are read in one go
-            self.lines = self.lines[np.argsort(~self.on_device[self.lines.parent], kind="stable")]
+            self.planes_of_lines = self.lines.parent
+            self.number = np.argsort(~self.on_device[self.lines.parent], kind="stable")
+            self.lines = self.lines[self.number]
         self.line_ns, self.line_name, self.line_display_name = self.lines.columns(
             _TIMESTAMP_NS, _LINE_NAME, _LINE_DISPLAY_NAME
         )
@@ -367,16 +380,18 @@ class _XSpace:
             "flops": first_number(stats.integer("model_flops"), stats.integer("flops")),
             "bytes": stats.integer("bytes_accessed"),
             "hbm_bytes": _hbm_bytes(stats),
-            "product": self._products(entries, name, stats.series("hlo_category")),
+            "product": self._products(entries, name, stats.text("hlo_category")),
             "op": ops if ops.any() else None,
         }
         names = self._distinct(entries, np.where(display_name & _LENGTH, display_name, name))
         ends = {key: None if column is None else _with_null(column) for key, column in columns.items()}
         return ends | {"name": np.append(names, self.words.add([""]))}
 
-    def _products(self, entries: Messages, name: Ints, category: pl.Series) -> Numbers | None:
+    def _products(self, entries: Messages, name: Ints, category: Rows | None) -> Numbers | None:
         """Return the FLOPs of custom calls by the shapes in their text."""
-        rows = np.flatnonzero((category == "custom-call").fill_null(value=False).to_numpy())
+        if category is None:
+            return None
+        rows = np.flatnonzero(category == self.words.add(["custom-call"]))
         values = np.zeros(len(entries), np.int64)
         values[rows] = [hlo.product(text) or 0 for text in entries.text(name[rows])]
         return Numbers(values, values > 0) if values.any() else None

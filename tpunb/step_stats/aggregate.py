@@ -82,7 +82,8 @@ def merge(tables: Tables, step_flops: float | None = None) -> tuple[pl.DataFrame
 
     `step_flops` are the FLOPs of a step of kind "train" whose profiler reports none; None if unknown.
     """
-    tables = numbered(tables)
+    tables = {**numbered(tables)}
+    ops = tables.pop("ops")
     traced = tables["steps"].group_by(_KEY).agg(over_windows("STEPS", [*schema.STEPS][2:]))
     clocked = (
         tables["ticks"]
@@ -116,7 +117,7 @@ def merge(tables: Tables, step_flops: float | None = None) -> tuple[pl.DataFrame
         .group_by("host", "device", "step")
         .agg(over_windows("DEVICES", ["start_ps", "dur_ps", *schema.DEVICE_FACTS]))
     )
-    return frame, _merge_ops(tables["ops"], tables["steps"]), per_device
+    return frame, _merge_ops(ops, tables["steps"]), per_device
 
 
 def merge_clocks(clocks: pl.DataFrame) -> pl.DataFrame:
@@ -128,16 +129,29 @@ def merge_clocks(clocks: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def _of_steps(ops: pl.DataFrame, steps: pl.DataFrame) -> pl.Series:
+    """Return which operations are of some steps."""
+    hosts = ops["host"].unique().to_list()
+    if hosts != steps["host"].unique().to_list() or len(hosts) != 1:
+        found = ops.select(_KEY).join(steps.with_columns(found=True), on=_KEY, how="left", maintain_order="left")
+        return found["found"].fill_null(value=False)
+    return ops["step"].is_in(steps["step"].implode())  # a join of a long run takes seconds, and memory
+
+
 def _merge_ops(ops: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return one row per (host, step, op, side); most steps were traced by one window and stay as they are."""
     once = steps.group_by(_KEY).len().filter(pl.col("len") == 1).select(_KEY)
-    others = ops.join(once, on=_KEY, how="anti")
-    if others.is_empty():
+    is_once = _of_steps(ops, once)
+    if is_once.all():
         return ops
     # a group keeps the order of its rows: the first category is that of most self time
     merged = (
-        others.sort("self_ps", descending=True)
+        ops.filter(~is_once)
+        .sort("self_ps", descending=True)
         .group_by(*_KEY, "op", "side")
         .agg(pl.col("category").drop_nulls().first(), *over_windows("OPS", ["count", "total_ps", "self_ps"]))
     )
-    return pl.concat([ops.join(once, on=_KEY, how="semi"), merged.select(ops.columns)])
+    left = ops.clone()  # its columns are freed one by one, if no one else holds them
+    del ops
+    columns = ([left.drop_in_place(name).filter(is_once), merged[name]] for name in [*left.columns])
+    return pl.DataFrame([pl.concat(pair, rechunk=True) for pair in columns])

@@ -5,13 +5,16 @@ All times are unions: what two streams run at once counts once. What the profile
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tpunb import schema
 from tpunb.step_stats import launches, op_names
 from tpunb.step_stats.aggregate import over_devices, total
-from tpunb.step_stats.ops import WORK, map_names
+from tpunb.step_stats.ops import WORK, Parts, map_names
 
 COUNTERS = "_counters_"
 """Line of a TPU with samples of its hardware counters."""
@@ -20,31 +23,43 @@ _TIMES = ["infeed", "outfeed", "transfer", "collective"]
 _WAITS = ["infeed", "outfeed", "transfer"]  # not part of XProf's duty cycle either
 _HIDDEN = ["transfer", "collective"]  # other streams may compute meanwhile
 _CONTAINERS = ["while", "conditional", "call"]  # count what their bodies count again
+_NUMBERS = {kind: number for number, kind in enumerate([*_TIMES, "input", "compile"], 1)}  # of kinds
 
 
-def of_devices(ops: pl.DataFrame, during: pl.DataFrame, places: pl.DataFrame, hardware: pl.DataFrame) -> pl.DataFrame:
-    """Return ``tpunb.schema.DEVICES`` from operations of devices, those `ops.assign` returns and `ops.parts`."""
-    if during.is_empty():
+def with_kinds(ops: pl.DataFrame) -> pl.DataFrame:
+    """Add `kind`, the number of the kind of each operation, 0 for others; and `container`."""
+    kinds = map_names(ops["category"], lambda category: _NUMBERS.get(op_names.kind(category) or ""), pl.UInt8())
+    of_names = (map_names(ops[name], _CONTAINERS.__contains__, pl.Boolean()) for name in ("category", "op"))
+    return ops.with_columns(kinds.alias("kind"), container=pl.any_horizontal(*of_names)).with_columns(
+        pl.col("kind").fill_null(0), pl.col("container").fill_null(value=False)
+    )
+
+
+def of_devices(
+    ops: pl.DataFrame, found: pl.DataFrame, during: Parts, places: pl.DataFrame, hardware: pl.DataFrame
+) -> pl.DataFrame:
+    """Return ``tpunb.schema.DEVICES`` from operations of :func:`with_kinds`: those `ops.assign` returns, and all."""
+    during = during.of((found["side"] == "device").to_numpy())
+    if not during.row.size:
         return pl.DataFrame(schema=schema.DEVICES)
-    counted = ops.filter(~_containers(ops)).select("at", "self_ps", pl.col(WORK).cast(pl.Float64))
+    counted = ops.filter(~pl.col("container")).select("at", "self_ps", pl.col(WORK).cast(pl.Float64))
     flops_ps = pl.col("self_ps").filter(pl.col("flops").is_not_null()).sum()
     sums = counted.group_by("at").agg(*map(total, WORK), flops_time_share=_share(flops_ps, pl.col("self_ps").sum()))
-    kinds = map_names(during["category"], op_names.kind)
-    waits = map_names(kinds, _WAITS.__contains__, pl.Boolean()).fill_null(False)
-    computing = kinds.is_null() & ~_containers(during)
-    times = {"device": ~waits | waits, "working": ~waits, "computing": computing}
-    times |= {kind: kinds == kind for kind in _TIMES}
-    times |= {f"exposed_{kind}": computing | (kinds == kind) for kind in _HIDDEN}
-    rows = during.select("at").unique().join(sums, on="at", how="left").join(places, on="at")
-    for name, counts in times.items():
-        rows = rows.join(_union(during.filter(counts), f"{name}_ps"), on="at", how="left")
+    kinds, containers = (found[name].to_numpy()[during.row] for name in ("kind", "container"))
+    waits = np.isin(kinds, [_NUMBERS[kind] for kind in _WAITS])
+    computing = (kinds == 0) & ~containers
+    times = {"device": np.ones(kinds.size, bool), "working": ~waits, "computing": computing}
+    times |= {kind: kinds == _NUMBERS[kind] for kind in _TIMES}
+    times |= {f"exposed_{kind}": computing | (kinds == _NUMBERS[kind]) for kind in _HIDDEN}
+    named = np.zeros(len(places), bool)
+    named[during.at[found["category"].is_not_null().to_numpy()[during.row]]] = True
+    rows = _with_unions(places, during, times).with_columns(named=named).filter(pl.col("device_ps").is_not_null())
     peaks = hardware.select("host", "peak_flops", "hbm_bandwidth", "mxu_util", plane="device")
-    rows = rows.join(_reported(during), on=["host", "plane"], how="left").join(
-        peaks.unique(["host", "plane"]), on=["host", "plane"], how="left"
-    )
-    dur_ps = pl.col("end_ps") - pl.col("start_ps")
+    rows = rows.join(sums, on="at", how="left").join(peaks.unique(["host", "plane"]), on=["host", "plane"], how="left")
+    gpu, dur_ps = pl.col("plane").str.contains("GPU"), pl.col("end_ps") - pl.col("start_ps")
+    programs = pl.col("named").any().over("host", "plane") & ~gpu & (pl.col("plane") != launches.CPU)
     return schema.check(
-        rows.with_columns(
+        rows.with_columns(programs=programs, kinds=programs | gpu).with_columns(
             *(_zero_if(f"{kind}_ps", "programs") for kind in ("infeed", "outfeed")),
             *(_zero_if(f"{kind}_ps", "kinds") for kind in _HIDDEN),
             *(_exposed(kind) for kind in _HIDDEN),
@@ -58,11 +73,6 @@ def of_devices(ops: pl.DataFrame, during: pl.DataFrame, places: pl.DataFrame, ha
         schema.DEVICES,
         "devices",
     ).sort("host", "device", "start_ps")
-
-
-def _containers(ops: pl.DataFrame) -> pl.Series:
-    named = (map_names(ops[name], _CONTAINERS.__contains__, pl.Boolean()) for name in ("category", "op"))
-    return next(named).fill_null(False) | next(named).fill_null(False)
 
 
 def _exposed(kind: str) -> pl.Expr:
@@ -85,26 +95,19 @@ def with_counters(devices: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame
     return rows.with_columns(mxu_util=pl.coalesce("counted", "mxu_util")).drop("counted")
 
 
-def _reported(ops: pl.DataFrame) -> pl.DataFrame:
-    """Return which devices report categories of programs, and which report copies at all."""
-    rows = ops.group_by("host", "plane").agg(categories=pl.col("category").is_not_null().any())
-    rows = rows.with_columns(pl.col("host", "plane").cast(pl.String))
-    gpu = pl.col("plane").str.contains("GPU")
-    programs = pl.col("categories") & ~gpu & (pl.col("plane") != launches.CPU)
-    return rows.select("host", "plane", programs=programs, kinds=programs | gpu)
-
-
 def _zero_if(column: str, reported: str) -> pl.Expr:
     """Return a time: 0 where the device reports such times and has none, null where it does not report them."""
     return pl.coalesce(column, pl.when(pl.col(reported)).then(0))
 
 
-def of_hosts(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
+def of_hosts(found: pl.DataFrame, during: Parts, places: pl.DataFrame) -> pl.DataFrame:
     """Return (host, step, input_ps, compile_ps): time in which a host waits for input, and compiles."""
-    kinds = map_names(ops["category"], op_names.kind)
-    rows = ops.select("at").unique().join(places, on="at")
-    for kind in ("input", "compile"):
-        rows = rows.join(_union(ops.filter(kinds == kind), f"{kind}_ps"), on="at", how="left")
+    on_host, kinds = (found["side"] == "host").to_numpy(), found["kind"].to_numpy()
+    seen = np.zeros(len(places), bool)
+    seen[during.at[on_host[during.row]]] = True
+    during = during.of(on_host & np.isin(kinds, [_NUMBERS["input"], _NUMBERS["compile"]]))
+    times = {kind: kinds[during.row] == _NUMBERS[kind] for kind in ("input", "compile")}
+    rows = _with_unions(places, during, times).filter(pl.Series(seen))
     # without any event of an input pipeline, a host may still have waited for data in another way
     piped = pl.col("input_ps").is_not_null().any().over("host")
     rows = rows.with_columns(pl.coalesce("input_ps", pl.when(piped).then(0)), pl.col("compile_ps").fill_null(0))
@@ -134,13 +137,14 @@ def of_steps(devices: pl.DataFrame) -> pl.DataFrame:
     return devices.group_by("host", "step").agg(over_devices(schema.DEVICE_FACTS))
 
 
-def _union(ops: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Return how long at least one operation of each place and step ran, of :func:`tpunb.step_stats.ops.parts`."""
+def _with_unions(places: pl.DataFrame, during: Parts, times: Mapping[str, npt.NDArray[np.bool_]]) -> pl.DataFrame:
+    """Add how long at least one of some operations of each place ran, by the name of the time; null without any."""
     from tpunb.step_stats.self_time import unions  # compiled
 
-    at, start, end = (ops[name].to_numpy() for name in ("at", "start_ps", "end_ps"))
-    groups = np.flatnonzero(np.bincount(at)).astype(np.uint32)
-    return pl.DataFrame({"at": groups, name: unions(at, start, end)})
+    sums = {
+        f"{name}_ps": unions(during.at, during.start, during.end, counts, len(places)) for name, counts in times.items()
+    }
+    return places.with_columns(**sums).with_columns(pl.when(pl.col(name) >= 0).then(name).alias(name) for name in sums)
 
 
 def _share(part: pl.Expr, whole: pl.Expr) -> pl.Expr:

@@ -7,6 +7,8 @@ back to the thread with the step annotations, because a run may start long after
 from __future__ import annotations
 
 import re
+import weakref
+from collections.abc import Sequence
 
 import polars as pl
 
@@ -162,6 +164,8 @@ def with_waits(devices: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     begins = devices.group_by(_DEVICE).agg(begin_ps=pl.col("start_ps").min())
     runs = _on_one_clock(events).join(begins, on=_DEVICE).sort("start_ps", "sent_ps")
     runs = runs.filter(pl.col("sent_ps").is_not_null().any().over(_DEVICE))
+    if runs.is_empty():
+        return devices
     begin_ps = pl.coalesce(pl.col("end_ps").cum_max().shift().over(_DEVICE), "begin_ps")
     runs = _after_syncs(runs, events)
     gaps = runs.with_columns(begin_ps=begin_ps, gap_ps=pl.col("start_ps") - begin_ps).filter(pl.col("gap_ps") > 0)
@@ -172,11 +176,8 @@ def with_waits(devices: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
         "kernel_wait_ps": pl.when(~late & (gap_ps < _KERNEL_WAIT_PS)).then(gap_ps),
     }
     linked = devices.join(runs.select(_DEVICE).unique(), on=_DEVICE, how="semi")
-    devices = devices.drop(*causes)
-    for name, time_ps in causes.items():
-        waits = _within(linked, gaps.with_columns(gap_ps=time_ps).drop_nulls("gap_ps")).rename({"gap_ps": name})
-        devices = devices.join(waits, on=[*_DEVICE, "step"], how="left", maintain_order="left")
-    return devices
+    waits = _within(linked, gaps.select(*_DEVICE, "begin_ps", **causes), [*causes])
+    return devices.drop(*causes).join(waits, on=[*_DEVICE, "step"], how="left", maintain_order="left")
 
 
 def _syncs(events: pl.DataFrame) -> pl.DataFrame:
@@ -209,14 +210,21 @@ def sync_place(events: pl.DataFrame) -> str | None:
     return re.sub(_FRAME, r"\1:\2 in \3", innermost["name"][-1]) if innermost.height else None
 
 
-def _within(devices: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
-    """Return (host, device, step, gap_ps): the time of gaps within each step."""
+def _within(devices: pl.DataFrame, gaps: pl.DataFrame, causes: Sequence[str]) -> pl.DataFrame:
+    """Return (host, device, step) and a column a cause: the time of gaps of the cause within each step."""
     edges = (devices.select(*_DEVICE, "step", at=at, sign=sign) for at, sign in (("start_ps", -1), (_END_PS, 1)))
-    sums = gaps.with_columns(sum_ps=pl.col("gap_ps").cum_sum().over(_DEVICE) - pl.col("gap_ps"))
-    sums = sums.select(*_DEVICE, "gap_ps", "sum_ps", "begin_ps", at="begin_ps")
-    before = pl.concat(edges).sort("at").join_asof(sums, on="at", by=_DEVICE, check_sortedness=False)
-    until_ps = pl.col("sum_ps") + pl.min_horizontal(pl.col("at") - pl.col("begin_ps"), "gap_ps")
-    return before.group_by(*_DEVICE, "step").agg(gap_ps=(pl.col("sign") * until_ps).sum())
+    lengths = [pl.col(cause).fill_null(0) for cause in causes]
+    sums = gaps.with_columns(
+        *lengths, *((gap.cum_sum().over(_DEVICE) - gap).alias(f"{gap.meta.output_name()} before") for gap in lengths)
+    )
+    before = (
+        pl.concat(edges)
+        .sort("at")
+        .join_asof(sums, left_on="at", right_on="begin_ps", by=_DEVICE, check_sortedness=False, coalesce=False)
+    )
+    inside = pl.col("at") - pl.col("begin_ps")
+    until = {cause: pl.col(f"{cause} before") + pl.min_horizontal(inside, cause) for cause in causes}
+    return before.group_by(*_DEVICE, "step").agg((pl.col("sign") * at).sum().alias(name) for name, at in until.items())
 
 
 def _on_one_clock(events: pl.DataFrame) -> pl.DataFrame:
@@ -226,8 +234,21 @@ def _on_one_clock(events: pl.DataFrame) -> pl.DataFrame:
     return runs.with_columns(pl.col("sent_ps") - pl.col("skew_ps"))
 
 
+_LAST = dict[int, pl.DataFrame]()
+
+
 def _launches(events: pl.DataFrame) -> pl.DataFrame:
-    """Return each run on a device with its launch on the host, ``_LAUNCHES``."""
+    """Return each run on a device with its launch on the host, ``_LAUNCHES``; those of the last events are kept."""
+    found = _LAST.get(id(events))
+    if found is None:
+        found = _found(events)
+        _LAST.clear()
+        _LAST[id(events)] = found
+        weakref.finalize(events, _LAST.pop, id(events), None)
+    return found
+
+
+def _found(events: pl.DataFrame) -> pl.DataFrame:
     linked = events.filter(pl.any_horizontal(pl.col("correlation_id", "flow_in").is_not_null()))
     on_device = pl.col("plane").cat.starts_with(DEVICE)
     thunk = ~on_device & pl.col("hlo_op").is_not_null()

@@ -7,6 +7,7 @@ and kernels of one library have the name of their operation, as in Tables II and
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 NOISE = re.compile(
     r"""
@@ -213,6 +214,7 @@ def is_noise(name: str, tf_op: str | None = None) -> bool:
     return tf_op == FUNCTION_CALL or (tf_op is None and NOISE.match(name) is not None)
 
 
+@lru_cache(1 << 14)  # hosts and windows have the same
 def canonical(name: str, tf_op: str | None = None, hlo_op: str | None = None) -> str:
     """Return the name under which an event counts as an operation; a recorded framework op or HLO instruction wins.
 
@@ -347,6 +349,7 @@ def is_launch(op: str) -> bool:
     return _LAUNCH.fullmatch(op) is not None
 
 
+@lru_cache(1 << 14)
 def layer(tf_op: str) -> str | None:
     """Return the layer of the model of a framework op, by its scopes; None where it has none.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tpunb import schema
@@ -16,6 +18,8 @@ _OP_LINES = ["XLA Ops", "TensorFlow Ops", "Framework Ops"]
 
 WORK = ["flops", "bytes", "hbm_bytes"]
 """Columns of operations that say how much they computed and moved."""
+
+Ints = npt.NDArray[np.int64]
 
 _READ = [
     *("host", "plane", "line", "lane", "name", "tf_op", "hlo_op", "program", "category", "step_num", "correlation_id"),
@@ -73,6 +77,8 @@ def with_calls(profile: Profile, ops: pl.DataFrame) -> pl.DataFrame:
     columns = {name: schema.CALLS[name] for name in ("module", "part", "shape", "dtype")}
     has_calls = profile.read_details is not None and ops["tf_op"].unique().cast(pl.String).str.contains("::").any()
     calls = profile.calls if has_calls else pl.DataFrame(schema=schema.CALLS)
+    if calls.is_empty():
+        return ops.with_columns(pl.lit(None, dtype).alias(name) for name, dtype in columns.items())
     calls = calls.rename({"device": "plane"}).with_columns(pl.col(_CALL[:2]).cast(schema.NAME)).unique(_CALL)
     return ops.join(calls.select(*_CALL, *columns), on=_CALL, how="left", maintain_order="left")
 
@@ -81,18 +87,11 @@ def map_names(column: pl.Series, function: Callable[[str], object], dtype: pl.Da
     """Apply a function to a Categorical column, calling it once per distinct name."""
     if column.null_count() == len(column):
         return pl.Series([None], dtype=dtype).new_from_index(0, len(column))
+    from tpunb.step_stats.self_time import NULL, distinct  # compiled
+
     code = column.to_physical()
-    missing = np.uint32(2**32 - 1)
-    codes = (code.fill_null(missing) if column.null_count() else code).to_numpy()
-    row = np.full(int(np.max(codes, where=codes != missing, initial=0)) + 2, -1, np.int64)
-    codes = np.minimum(codes, row.size - 1)  # the last is null
-    row[codes] = np.arange(codes.size)  # a row with each code
-    used = np.flatnonzero(row[:-1] >= 0)
-    place = np.full(row.size, used.size, np.uint32)
-    place[used] = np.arange(used.size)
-    distinct = column[row[used]].cast(pl.String).to_list()
-    results = pl.Series([*map(function, distinct), None], dtype=dtype)
-    return results[pl.Series(place[codes])]
+    numbers, rows = distinct((code.fill_null(NULL) if column.null_count() else code).to_numpy())
+    return pl.Series([None, *map(function, column[rows].cast(pl.String))], dtype=dtype)[numbers]
 
 
 def _noise(rows: pl.DataFrame) -> pl.Series:
@@ -209,13 +208,30 @@ def assign(ops: pl.DataFrame, places: pl.DataFrame, launched: pl.DataFrame | Non
     return ops.filter(pl.col("at") < none)
 
 
-def parts(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
-    """Return the part of each operation, of :func:`place`, in each step that it runs in: `at`, `start_ps`, `end_ps`."""
-    first, count = ops["first"].to_numpy(), (ops["until"] - ops["first"]).clip(0).to_numpy()
+class Parts(NamedTuple):
+    """The part of each operation in each step that it runs in, by array: (parts,)."""
+
+    at: npt.NDArray[np.uint32]  # place
+    start: Ints
+    end: Ints
+    row: Ints  # of the operation
+
+    def of(self, chosen: npt.NDArray[np.bool_]) -> Parts:
+        """Return the parts of chosen operations, by place and start."""
+        rows = np.flatnonzero(chosen[self.row])
+        at, start = self.at[rows], self.start[rows]
+        order = np.argsort(at, kind="stable")  # quick if sorted
+        if ((np.diff(at[order]) == 0) & (np.diff(start[order]) < 0)).any():
+            order = np.lexsort((start, at))
+        rows = rows[order]
+        return Parts(at[order], start[order], self.end[rows], self.row[rows])
+
+
+def parts(ops: pl.DataFrame, places: pl.DataFrame) -> Parts:
+    """Return the part of each operation, of :func:`place`, in each step that it runs in."""
+    first, until, start, dur = (ops[name].to_numpy() for name in ("first", "until", "start_ps", "dur_ps"))
+    count = np.maximum(until - first, 0)
     row = np.repeat(np.arange(len(ops)), count)
     at = np.arange(row.size) - np.repeat(np.cumsum(count) - count - first, count)
-    rows = ops.select("host", "plane", "side", "op", "category", "start_ps", "dur_ps")[row]
-    rows = rows.with_columns(at=pl.Series(at, dtype=pl.UInt32))
-    end_ps = pl.col("start_ps") + pl.col("dur_ps")
-    begin, end = (pl.Series(places[name].to_numpy()[at]) for name in ("start_ps", "end_ps"))
-    return rows.with_columns(pl.max_horizontal("start_ps", begin), end_ps=pl.min_horizontal(end_ps, end))
+    begin, end = (places[name].to_numpy()[at] for name in ("start_ps", "end_ps"))
+    return Parts(at.astype(np.uint32), np.maximum(start[row], begin), np.minimum((start + dur)[row], end), row)

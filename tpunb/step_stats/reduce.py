@@ -189,7 +189,7 @@ def reduce(
 
     `on_ops` receives what :func:`tpunb.step_stats.ops.assign` returns, for other statistics of the same pass.
     """
-    operations, places = place(find(events), intervals)
+    operations, places = place(breakdown.with_kinds(find(events)), intervals)
     ops = assign(operations, places, launches.in_steps(events, intervals))
     during = parts(operations, places)
     if on_ops is not None:
@@ -197,7 +197,7 @@ def reduce(
     on_device = pl.col("side") == "device"
     peaks = pl.DataFrame(schema=schema.HARDWARE) if hardware is None else hardware
     by_step = ["host", "step"]
-    devices = breakdown.of_devices(ops.filter(on_device), during.filter(on_device), places, peaks)
+    devices = breakdown.of_devices(ops.filter(on_device), operations, during, places, peaks)
     devices = launches.with_waits(devices, events)
     if counters is not None:
         devices = breakdown.with_counters(devices, counters)
@@ -216,7 +216,7 @@ def reduce(
     frame = frame.join(breakdown.of_steps(devices), on=by_step, how="left")
     slowest = devices.group_by(by_step).agg(mean_ps=pl.when(pl.len() > 1).then(pl.col("dur_ps").mean().round()))
     frame = frame.join(slowest, on=by_step, how="left").with_columns(imbalance_ps=pl.col("dur_ps") - pl.col("mean_ps"))
-    frame = frame.join(breakdown.of_hosts(during.filter(~on_device), places), on=by_step, how="left")
+    frame = frame.join(breakdown.of_hosts(operations, during, places), on=by_step, how="left")
     stages = breakdown.input_stages(operations.filter(~on_device))
     return Steps(frame, _ops(ops, places), devices, input_stages=stages)
 

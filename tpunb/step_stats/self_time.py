@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
-from numba import int64, njit, types, uint32
+from numba import boolean, int64, njit, types, uint32
 
 Ints = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.uint32]
 
 
 def self_times(lanes: npt.NDArray[np.uint32], starts: Ints, durs: Ints) -> Ints:
@@ -44,32 +47,66 @@ def _sweep_lanes(lanes: npt.NDArray[np.uint32], starts: Ints, durs: Ints) -> Int
     return times
 
 
-def unions(groups: npt.NDArray[np.uint32], starts: Ints, ends: Ints) -> Ints:
-    """Return how long at least one event of each group ran, in picoseconds, by number of the group.
+def unions(groups: Numbers, starts: Ints, ends: Ints, chosen: npt.NDArray[np.bool_], size: int) -> Ints:
+    """Return how long at least one chosen event of each group ran, in picoseconds, -1 without any: (size,).
 
-    >>> unions(np.uint32([7, 4, 7]), np.int64([2, 2, 0]), np.int64([5, 3, 3])).tolist()
-    [1, 5]
+    Rows are in the order of groups, and of starts in each.
+
+    >>> every = np.array([True, True, True])
+    >>> unions(np.uint32([1, 3, 3]), np.int64([2, 0, 2]), np.int64([3, 3, 5]), every, 4).tolist()
+    [-1, 1, -1, 5]
     """
-    order = np.argsort(groups, kind="stable")  # quick if sorted
-    group, start = groups[order], starts[order]
-    if ((group[1:] == group[:-1]) & (start[1:] < start[:-1])).any():
-        order = np.lexsort((starts, groups))
-    return np.asarray(_cover(groups[order], starts[order], ends[order]))
+    return np.asarray(_cover(groups, starts, ends, chosen, np.full(size, -1, np.int64)))
 
 
-def _cover_groups(groups: npt.NDArray[np.uint32], starts: Ints, ends: Ints) -> Ints:
-    covered = np.zeros(starts.size, np.int64)
-    last = -1
+def _cover_groups(groups: Numbers, starts: Ints, ends: Ints, chosen: npt.NDArray[np.bool_], covered: Ints) -> Ints:
+    last = np.int64(-1)
     now = np.int64(0)  # the group is covered up to here
     for row in range(starts.size):
-        if row == 0 or groups[row] != groups[row - 1]:
-            last += 1
+        if not chosen[row]:
+            continue
+        if groups[row] != last:
+            last = np.int64(groups[row])
+            covered[last] = 0
             now = starts[row]
         now = max(now, starts[row])
         if ends[row] > now:
             covered[last] += ends[row] - now
             now = ends[row]
-    return covered[: last + 1].copy()
+    return covered
+
+
+NULL = np.uint32(2**32 - 1)  # code of a null
+
+
+def distinct(codes: Numbers) -> tuple[Numbers, Ints]:
+    """Return the number of each code among the distinct ones, from 1, 0 for `NULL`; and a row with each of them.
+
+    >>> numbers, rows = distinct(np.uint32([5, 7, NULL, 5]))
+    >>> numbers.tolist(), rows.tolist()
+    ([1, 2, 0, 1], [0, 1])
+    """
+    numbers, rows = _number(codes)
+    return np.asarray(numbers), np.asarray(rows)
+
+
+def _number_codes(codes: Numbers) -> tuple[Numbers, Ints]:
+    most = np.uint32(0)
+    for code in codes:
+        if most < code < NULL:
+            most = code
+    seen = np.zeros(np.int64(most) + 1, np.uint32)
+    rows, numbers = np.empty(min(seen.size, codes.size), np.int64), np.zeros(codes.size, np.uint32)
+    count = 0
+    for row in range(codes.size):
+        if codes[row] == NULL:
+            continue
+        if seen[codes[row]] == 0:
+            rows[count] = row
+            count += 1
+            seen[codes[row]] = count
+        numbers[row] = seen[codes[row]]
+    return numbers, rows[:count]
 
 
 def _readonly(dtype: types.Type) -> types.Array:
@@ -77,5 +114,8 @@ def _readonly(dtype: types.Type) -> types.Array:
 
 
 # compiled on import, not during training when the first window arrives
-_compiled = njit([int64[::1](_readonly(uint32), _readonly(int64), _readonly(int64))], nogil=True, cache=True)
-_sweep, _cover = _compiled(_sweep_lanes), _compiled(_cover_groups)
+_groups, _times, _chosen = _readonly(uint32), _readonly(int64), _readonly(boolean)
+_compiled = partial(njit, nogil=True, cache=True)
+_sweep = _compiled([int64[::1](_groups, _times, _times)])(_sweep_lanes)
+_cover = _compiled([int64[::1](_groups, _times, _times, _chosen, int64[::1])])(_cover_groups)
+_number = _compiled([types.Tuple((uint32[::1], int64[::1]))(_groups)])(_number_codes)  # type: ignore[no-untyped-call]

@@ -193,8 +193,10 @@ class PhaseExplorer(Panel):
 
     def _ipython_display_(self) -> None:
         with self._turn:
-            still = exports.static_bundle(self.state, live=True)
-            self.displays.show(still | {"text/html": self.displays.marked(still["text/html"])}, self.view_bundle())
+            first = self.displays.marked(f"<p>{safe(self.value.headline)}</p>")
+            self.displays.show({"text/html": first, "text/plain": plain(repr(self.value))}, self.view_bundle())
+            still = exports.static_bundle(self.state, live=True)  # takes a second, while the panel is drawn above it
+            self.displays.redraw(still | {"text/html": self.displays.marked(still["text/html"])})
 
     # Values of the traits
 
