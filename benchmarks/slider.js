@@ -78,7 +78,7 @@
       const table = panel.table && document.querySelector(`${panel.root} ${panel.table}`);
       this.rows?.disconnect();
       this.rows = new MutationObserver(() => requestAnimationFrame(() => { this.listed ??= now() - pressed; }));
-      if (table) this.rows.observe(table, { childList: true });
+      if (table) this.rows.observe(table.parentElement, { childList: true, subtree: true }); // which may make it anew
       this.move = new Promise((resolve, reject) => {
         const finish = () => {
           const times = { sent: wire.sent, heard: wire.heard, painted: last, frame: now() };
