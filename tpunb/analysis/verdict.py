@@ -169,11 +169,14 @@ def _cause(run: Goodput, account: str) -> str | None:
 def _sampled_place(run: Goodput, account: str) -> list[str]:
     """Return the place of most samples in an account: a line, or the most frequent of a function's lines.
 
-    Samples in steps slower than usual show where all steps are, and give no place: their stalls do.
+    Samples in steps slower than usual show where all steps are, and give no place: their stalls do. While devices
+    compute, samples have no place.
     """
     function = pl.col("place").str.extract(r"^(.+:\d+ in [^ ]+)", 1).str.replace(r":\d+", "")
-    places = run.places.filter(account=account).with_columns(of_function=pl.col("share").sum().over(function))
+    places = run.places.filter(account=account).drop_nulls("place")
+    places = places.with_columns(share=pl.col("samples") / pl.col("samples").sum())
+    places = places.with_columns(of_function=pl.col("share").sum().over(function))
     if places["samples"].sum() < _FEWEST_SAMPLES or account == "step time deviation":
         return []
-    most = places.drop_nulls("place").filter(pl.max_horizontal("share", "of_function") > 0.5)
+    most = places.filter(pl.max_horizontal("share", "of_function") > 0.5)
     return most["place"].head(1).to_list()
