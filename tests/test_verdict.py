@@ -115,6 +115,7 @@ def test_imports_come_after_what_the_training_wastes():
         return verdict(replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, samples=samples))))
 
     assert of(fit, callback).account == "callbacks"
+    assert of(fit, callback, place="a.py:1 in <module> ← import keras").account == "callbacks"
     assert of(fit).account == "preparation"
     assert of(fit).action == "import only what the program uses"
     for needed in ("a.py:1 in <module> ← import jax.numpy", "a.py:9 in <module> ← torch.optim.AdamW (imports)"):

@@ -50,7 +50,7 @@ _SHARES = [
 _LONGEST = 300  # characters of a name that are matched
 _FEWEST_LOADS, _STEADY, _GROWN = 3, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
 _SURE_LOADS = 8  # seconds from which on it may shrink in some
-_IMPORTS = r" ← import | \(imports\)$"
+IMPORTS = r" ← import | \(imports\)$"
 _OF_FRAMEWORKS = {
     "PyTorch": "torch",
     "TensorFlow": "tensorflow|keras",
@@ -341,7 +341,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         taken["ending"] = 0  # of other data
     iterators_ps = taken["anew"] + taken["ending"]
     taken["restarting"] = min(_restarting_ps(phases.steps) // run.hosts, taken["loading"] - iterators_ps)
-    imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(_IMPORTS))
+    imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(IMPORTS))
     taken["importing"] = round(taken["preparation"] * imports["share"].sum())
     of_framework = _OF_FRAMEWORKS.get(traits(phases.steps)["framework"] or "", "|".join(_OF_FRAMEWORKS.values()))
     avoidable = imports.filter(~pl.col("place").str.contains(rf" ← import (?:{of_framework})(?:\W|$)|\(imports\)$"))

@@ -9,6 +9,7 @@ import polars as pl
 from tpunb.analysis.account_segments import INSIDE_STEPS, OTHERS
 from tpunb.analysis.advice import ACCOUNT_RULES, RULES, advise
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
+from tpunb.analysis.metrics import IMPORTS
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
 from tpunb.schema import ACCOUNTS
@@ -87,9 +88,11 @@ def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
     run = goodput(phases)
     advice = advice.filter(pl.col("saves_ps") >= _LEAST_SHARE * run.wall_ps)
     of = {rule.name: rule.account for rule in (*ACCOUNT_RULES, *RULES)}
-    importing_ps = advice.filter(rule="imports")["saves_ps"].sum()
+    imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(IMPORTS))[
+        "share"
+    ].sum()
     advised = {of.get(rule) for rule in advice["rule"]}
-    account, cause, first = _headline(run, advised, imports=importing_ps > run.time_ps("preparation") / 2)
+    account, cause, first = _headline(run, advised, imports=imports > 0.5)
     time_ps, others = run.time_ps(account or "other"), others_used(run)
     eager = advice.filter(pl.col("rule") == "eager steps", pl.col("saves_ps") > time_ps)
     if eager.height:
