@@ -520,8 +520,9 @@ def loaded(phases, rss_bytes):
         [630, 810, 870, 1280, 1390, *[1400 + n / 10 for n in range(35)]],  # libraries are loaded as they are first used
         [400] * 20 + [600 + n / 10 for n in range(20)],  # one buffer
         [400] * 40 + [400 + 20 * n for n in range(40)],  # after the steps
+        [600 + n / 10 + 300 * (n > 30) for n in range(40)],  # a window of the profiler
     ],
-    ids=["start", "step", "end"],
+    ids=["start", "step", "end", "window"],
 )
 def test_memory_that_does_not_grow_steadily_in_the_training_is_no_leak(rss_mb):
     assert "growing memory" not in of_run(loaded(accounted(), [round(mb * 2**20) for mb in rss_mb]))
