@@ -315,3 +315,10 @@ def test_steps_are_slow_for_other_programs_in_seconds_in_which_these_use_the_mac
     run = host(steps, end_ms=5000)._replace(load=pl.DataFrame(load, schema.LOAD, orient="row"))
     slow = segments(run).filter(account="step time deviation")
     assert slow.select("step", pl.col("dur_ps") // MS, "detail").rows() == [(1, 600, "other programs"), (3, 600, None)]
+
+
+def test_evaluations_of_several_sizes_do_not_deviate():
+    steps = [(number, "eval", 100 * number, 60 if number % 3 == 0 else 10, None, None, -1) for number in range(30)]
+    assert accounts(host(steps, end_ms=3000))["evaluation"] == 10 * 60 + 20 * 10
+    trained = [(*step[:1], "train", *step[2:]) for step in steps]
+    assert accounts(host(trained, end_ms=3000))["step time deviation"] == 10 * 50

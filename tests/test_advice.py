@@ -59,10 +59,20 @@ def test_python_functions_of_the_input_pipeline_are_no_callbacks_of_the_step(ite
     )
 
 
-@pytest.mark.parametrize("stage", ["Iterator::Root::ParallelMapV2", "ParallelMapProduce"])
+@pytest.mark.parametrize(
+    "stage", ["Iterator::Root::ParallelMapV2", "Iterator::Root::MapAndBatch", "ParallelMapProduce"]
+)
 def test_beside_a_parallel_input_pipeline_python_functions_are_its_own(stage):
     ops = [("PyFuncStateless", "host", None, 0.8), (stage, "host", None, 0.01)]
     assert fired(phased("aa", ops={"a": ops})) == {}
+
+
+@pytest.mark.parametrize(("python", "action"), [(0.3, "write its functions in TensorFlow's"), (0.1, "tune the input")])
+def test_functions_in_python_are_what_makes_a_pipeline_slow_if_they_take_half_of_it(python, action):
+    ops = [("EagerPyFunc", "host", None, python), ("Iterator::Root::Map", "host", None, 0.4)]
+    phases = phased("aa", a={"infeed": 0.5}, ops={"a": ops})
+    phases = replace(phases, steps=replace(phases.steps, metadata={"data": "tf.data"}))
+    assert advise(phases).filter(rule="input")["action"].item().startswith(action)
 
 
 def test_every_rule_is_tested_and_has_a_source_and_known_metrics():
@@ -520,8 +530,9 @@ def loaded(phases, rss_bytes):
         [630, 810, 870, 1280, 1390, *[1400 + n / 10 for n in range(35)]],  # libraries are loaded as they are first used
         [400] * 20 + [600 + n / 10 for n in range(20)],  # one buffer
         [400] * 40 + [400 + 20 * n for n in range(40)],  # after the steps
+        [600 + n / 10 + 300 * (n > 30) for n in range(40)],  # a window of the profiler
     ],
-    ids=["start", "step", "end"],
+    ids=["start", "step", "end", "window"],
 )
 def test_memory_that_does_not_grow_steadily_in_the_training_is_no_leak(rss_mb):
     assert "growing memory" not in of_run(loaded(accounted(), [round(mb * 2**20) for mb in rss_mb]))

@@ -272,6 +272,13 @@ def test_device_time_of_0_is_not_null():
     assert phases_of(idle, [0]).frame.select("device_ps", "idle_ps").row(0) == (0, 10)
 
 
+@pytest.mark.parametrize(("device_ps", "idle_ps", "share"), [(30, 70, 0.7), (1, 9, 0.9), (None, 70, 1.0), (6, 4, 0.4)])
+def test_devices_idle_for_no_more_than_all_their_time(device_ps, idle_ps, share):
+    """A step may end with its launch, and its device be idle until the next."""
+    steps = steps_of(("a", 0, "train", 0, 10, device_ps, idle_ps, "full"))
+    assert phases_of(steps, [0]).frame["idle"].item() == share
+
+
 def test_steps_of_no_length_have_shares_too():
     still = steps_of(*[("a", i, "train", 0, 0, None, None, "full") for i in range(2)])
     assert phases_of(still, [0, 1]).frame["share"].to_list() == [0.0, 0.0]

@@ -10,7 +10,7 @@ import pytest
 
 from tpunb.profiler import loop as loop_module
 from tpunb.profiler import step_clock
-from tpunb.profiler.loop import Loop
+from tpunb.profiler.loop import Arrays, Loop
 from tpunb.profiler.step_clock import StepClock
 from tpunb.profiler.steps import fetches, optimizers
 
@@ -222,6 +222,39 @@ def test_a_loop_without_fetches_has_a_step_an_update(program, batches):
         if number % batches == batches - 1:
             program.update()
     assert program.kinds() == {"train": 10}
+
+
+def test_a_loop_without_an_optimizer_has_a_step_a_backward_pass(program):
+    """So PyTorch's word language model updates its parameters by hand."""
+    for _ in range(100):
+        program.learn()
+    assert program.kinds() == {"train": 100}
+
+
+@pytest.mark.parametrize("batches", [1, 4, 40])
+def test_backward_passes_are_accumulated_where_an_optimizer_follows(program, batches):
+    for number in range(5 * batches):
+        program.learn()
+        if number % batches == batches - 1:
+            program.update()
+    assert program.kinds() == {"train": 5}
+
+
+@pytest.mark.parametrize("fetches", [False, True])
+@pytest.mark.parametrize("measurements", [1, 2])
+def test_a_function_of_the_state_that_returns_numbers_evaluates(program, measurements, fetches):
+    state = frozenset({"weights", "bias"})
+    program.loop.describe("update", Arrays(inputs=4, kinds=state))
+    program.loop.describe("accuracy", Arrays(False, 4, state | {"images"}, measures=True))
+    program.loop.describe("policy", Arrays(False, 3, state | {"observation"}))
+    for _ in range(20):
+        if fetches:
+            program.fetch("data")
+        program.call("policy")
+        program.call("update")
+        for _ in range(measurements):
+            program.call("accuracy")
+    assert program.kinds() == {"train": 20, "eval": 20 * measurements}
 
 
 @pytest.mark.parametrize("functions", [["update"], ["gradients", "apply"], ["discriminate", "generate"]])

@@ -1,5 +1,6 @@
 """Stalls have stacks: the innermost line of user code while a step, or the gap between steps, lasts too long."""
 
+import dis
 import importlib.util
 import linecache
 import operator
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from traceback import walk_stack
 from types import SimpleNamespace
 
@@ -537,6 +539,13 @@ def test_an_import_is_named(tmp_path, program, monkeypatch, own_name):
     with running(lambda _: program.imports(), opened) as thread:
         expected = "program.py:24 in imports ← import slow_module"
         assert place(thread, None, expected) == expected
+
+
+def test_each_import_of_a_statement_is_named_and_the_hook_of_python_s_start_is_no_program():
+    code = compile("import json, os.path as path\nfrom math import pi\npi()", "train.py", "exec")
+    named = [stall_sampler._imported(code, each.offset) for each in dis.get_instructions(code)]
+    assert [each for each in named if each] == ["import json", "import os.path", "import math"]
+    assert not stall_sampler._is_user_code(str(Path("hook", "sitecustomize.py")))
 
 
 def test_imports_within_a_call_are_named_and_not_those_around_the_program(tmp_path, monkeypatch, own_name):

@@ -97,19 +97,37 @@ def test_the_cause_of_retracing_is_named_with_its_remedy(reason, action):
     assert f"mostly {why[-1]}. {action}" in found.sentence
 
 
+def test_what_compiles_before_the_first_step_is_not_compiled_again():
+    spans = [(8 * n, 7, "program startup", f"compiling jit(_normal) again for shape {n}") for n in range(6)]
+    phases = accounted(*((40 + at, *rest) for at, *rest in spans))
+    assert "retracing" in tp.advise(phases)["rule"]
+    frame = phases.steps.frame.with_columns(pl.col("start_ps") + 90 * S)
+    assert "retracing" not in tp.advise(replace(phases, steps=replace(phases.steps, frame=frame)))["rule"]
+
+
 def test_imports_come_after_what_the_training_wastes():
     fit = (41, 59, "fit", "fit")
     callback = (42, 11, "callbacks", "Slow.on_epoch_end")
-    rows = [("toy", (54 + at) * S, "a.py:1 in <module> ← import x", False, False, False) for at in range(40)]
-    samples = pl.DataFrame(rows, schema.SAMPLES, orient="row")
 
-    def of(*spans):
-        phases = accounted(*spans)
+    def of(*spans, place="a.py:1 in <module> ← import x"):
+        rows = [("toy", (54 + at) * S, place, False, False, False) for at in range(40)]
+        samples, phases = pl.DataFrame(rows, schema.SAMPLES, orient="row"), accounted(*spans)
         return verdict(replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, samples=samples))))
 
     assert of(fit, callback).account == "callbacks"
+    assert of(fit, callback, place="a.py:1 in <module> ← import keras").account == "callbacks"
     assert of(fit).account == "preparation"
     assert of(fit).action == "import only what the program uses"
+    for needed in ("a.py:1 in <module> ← import jax.numpy", "a.py:9 in <module> ← torch.optim.AdamW (imports)"):
+        assert of(fit, place=needed).action != "import only what the program uses"
+
+
+def test_samples_while_devices_compute_do_not_hide_the_place_of_the_others():
+    place = "a.py:3 in <module> ← jnp.asarray"
+    rows = [("toy", (41 + at) * S, place if at % 4 == 0 else None, False, False, False) for at in range(40)]
+    phases = accounted((40, 60, "program code", None))
+    wall = replace(phases.steps.wall, samples=pl.DataFrame(rows, schema.SAMPLES, orient="row"))
+    assert f"mostly {place}. " in str(verdict(replace(phases, steps=replace(phases.steps, wall=wall))))
 
 
 def with_facts(phases, **facts):

@@ -33,6 +33,7 @@ RULES: dict[str, str] = {
     "mark": "The program marks it: run.step or run.batches.",
     "keras": "A method of Keras trained, evaluated or predicted with a batch.",
     "optimizer": "An optimizer of PyTorch or Keras updated the parameters.",
+    "gradients": "The program took gradients with PyTorch, and no optimizer that is known updated the parameters.",
     "fetches": "The program fetched a batch.",
     "event": "The program recorded goodput events: from the event of its start to that of the next.",
 }

@@ -291,8 +291,8 @@ def _explained(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
     inside = run.stalls.filter(pl.col("kind").is_null() | pl.col("kind").is_in(_INSIDE))
     waits = run.stalls.filter(kind="data loading")
     reasons = steps.select("unit", reason=stall_places(steps, inside), wait_place=stall_places(steps, waits))
-    account, kind = pl.col("account"), pl.col("kind")
-    evaluates = (kind == "eval") | ((kind == "predict") & (run.steps["kind"] == "train").any())
+    account = pl.col("account")
+    evaluates = _evaluates(run)
     estimated = account.is_in(["program startup", "profiler"]) | ((account == "data loading") & ~pl.col("has_input"))
     windows = pl.lit(not run.clocked) | ((account == "data loading") & ~pl.col("by_clock"))
     return (
@@ -428,18 +428,36 @@ def _in_steps(
     return _moved(parts.with_columns(part_ps=part), account, detail)
 
 
+def _evaluates(run: HostRun) -> pl.Expr:
+    """Return which steps evaluate: a prediction does beside a training."""
+    return (pl.col("kind") == "eval") | ((pl.col("kind") == "predict") & (run.steps["kind"] == "train").any())
+
+
 def _slow_steps(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
-    """Return the pieces with deviations at places of the program's code as such, and others on a busy machine named."""
+    """Return the pieces with deviations at places of the program's code as such, and others on a busy machine named.
+
+    What an evaluation takes is its own: its functions and data may differ from step to step.
+    """
     deviation = pl.col("account") == "step time deviation"
     places = run.samples.group_by(detail="place").agg(of_code=pl.col("code").mean() > 0.5).drop_nulls()
     load = run.load.select("start_ps", others=pl.col("machine_cpu") - pl.col("cpu") > BUSY).sort("start_ps")
     pieces = pieces.join(places, on="detail", how="left", maintain_order="left").sort("start_ps")
     pieces = pieces.join_asof(load, on="start_ps", tolerance=_LOADED_PS, check_sortedness=False)
     of_code = deviation & pl.col("of_code").fill_null(value=False)
+    evaluation = run.steps.filter(_evaluates(run))["step"].implode()
+    evaluates = deviation & pl.col("step").is_in(evaluation) & pl.col("detail").is_null()
     others = deviation & pl.col("others").fill_null(value=False) & pl.col("detail").ne_missing(_GC)
     return pieces.with_columns(
-        account=pl.when(of_code).then(pl.lit("program code")).otherwise("account"),
-        detail=pl.when(of_code).then(pl.lit(INSIDE_STEPS)).when(others).then(pl.lit(OTHERS)).otherwise("detail"),
+        account=pl.when(of_code)
+        .then(pl.lit("program code"))
+        .when(evaluates)
+        .then(pl.lit("evaluation"))
+        .otherwise("account"),
+        detail=pl.when(of_code)
+        .then(pl.lit(INSIDE_STEPS))
+        .when(others & ~evaluates)
+        .then(pl.lit(OTHERS))
+        .otherwise("detail"),
     ).select(_COLUMNS)
 
 

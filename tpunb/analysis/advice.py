@@ -83,6 +83,8 @@ class Rule:
 
 _OF_INPUT = {
     "tf.data": "tune the input pipeline (%%tpupoint --tune, tp.tune): prefetch, map in parallel, cache",
+    "Python tf.data": "write its functions in TensorFlow's operations, or store what they return: those in Python "
+    "(py_function, numpy_function, from_generator) run one after another",
     "tuned tf.data": "the pipeline is tuned already: store prepared data (Dataset.save, TFRecord), use more processors",
     "arrays": "use larger batches, or run more steps per call: `model.compile(..., steps_per_execution=16)`",
     "PyDataset": "give it workers (workers=, use_multiprocessing=, max_queue_size=), read more per batch at once",
@@ -506,9 +508,9 @@ ACCOUNT_RULES = (
     ),
     Rule(
         "imports",
-        when=pl.col("importing") > 0.1,
-        saves=pl.col("importing"),
-        sentence="Importing takes about {importing} of wall time",
+        when=pl.col("avoidable") > 0.1,
+        saves=pl.col("avoidable"),
+        sentence="Importing modules other than the framework takes about {avoidable} of wall time",
         action="import only what the program uses; a longer run pays this once, too",
         source="samples of the thread that trains; 10 % is ours",
         account="preparation",

@@ -33,8 +33,8 @@ _OPS = {
     "checkpoint": r"host [^:]*: (SaveV2|MergeV2Checkpoints)\Z",
     "summary": r"host [^:]*: (Write\w*Summary|FlushSummaryWriter|(Merge|Scalar|Histogram|Image|Tensor)Summary(V2)?)\Z",
     "transfers": r"host transfer: (?!.*Outfeed)",  # dequeuing an outfeed, the host waits for the device
-    "iterators": r"host [^:]*: Iterator::(?!.*Parallel)",
-    "parallel": r"host [^:]*: (Iterator::.*Parallel|Parallel\w+Produce)",
+    "iterators": r"host [^:]*: Iterator::(?!.*(Parallel|MapAndBatch))",
+    "parallel": r"host [^:]*: (Iterator::.*(Parallel|MapAndBatch)|Parallel\w+Produce)",
     "reads": r"host [^:]*: (aten::(item|_local_scalar_dense)|(cuda|hip)(Stream|Device|Event)Synchronize)\Z",
 }
 """Patterns of ``side category: op``, by the metric that the operations count for."""
@@ -52,7 +52,14 @@ _LAUNCH_US = 10.0  # the host may take as long to launch a kernel; ours
 _LONGEST = 300  # characters of a name that are matched
 _FEWEST_LOADS, _STEADY, _GROWN = 3, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
 _SURE_LOADS = 8  # seconds from which on it may shrink in some
-_IMPORTS = r" ← import | \(imports\)$"
+IMPORTS = r" ← import | \(imports\)$"
+_OF_FRAMEWORKS = {
+    "PyTorch": "torch",
+    "TensorFlow": "tensorflow|keras",
+    "Keras": "tensorflow|keras",
+    "JAX": "jax|flax|optax",
+}
+"""Modules that a program of a framework cannot do without."""
 _WAITS = r" ← .*\.(get|put|join|wait|result|acquire|recv|communicate|poll)$"  # for another thread or process
 _TEXTS = {  # metrics of the run that are no figures
     *("callback", "retraced", "reason", "changed", "models", "data", "saves", "waits", "evaluates", "eager", "debug"),
@@ -316,15 +323,15 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     compiling a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three models
     or more, but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew`` (iterators of
     Keras), ``ending`` (iterators of tf.data), ``restarting`` (workers of a DataLoader, after its first pass),
-    ``importing`` (modules, by samples of preparation) and ``stepping`` (steps without waits) the share of wall time,
-    0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in
-    bytes; ``eager``, what runs steps operation by operation; ``debug``, what checks each operation; ``data``, the
-    kind of the data; ``waits``, "thread" if code waits for one; ``evaluates``, "predict" if that takes most;
-    ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and ``retraced``, what took
-    most of it, with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``: function, value or shape;
-    ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a known time between failures;
-    ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the interval of
-    least loss by Young.
+    ``importing`` (modules, by samples of preparation), ``avoidable`` (those but the framework's) and ``stepping``
+    (steps without waits) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in
+    bytes an hour, if steady, to ``memory`` in bytes; ``eager``, what runs steps operation by operation; ``debug``, what
+    checks each operation; ``data``, the kind of the data; ``waits``, "thread" if code waits for one; ``evaluates``,
+    "predict" if that takes most; ``saves``, "background" if Orbax does not hold up the training for them; ``callback``
+    and ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``:
+    function, value or shape; ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a
+    known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves;
+    ``save_best_ps``, the interval of least loss by Young.
 
     Parameters
     ----------
@@ -353,8 +360,11 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         taken["ending"] = 0  # of other data
     iterators_ps = taken["anew"] + taken["ending"]
     taken["restarting"] = min(_restarting_ps(phases.steps) // run.hosts, taken["loading"] - iterators_ps)
-    imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(_IMPORTS))
+    imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(IMPORTS))
     taken["importing"] = round(taken["preparation"] * imports["share"].sum())
+    of_framework = _OF_FRAMEWORKS.get(traits(phases.steps)["framework"] or "", "|".join(_OF_FRAMEWORKS.values()))
+    avoidable = imports.filter(~pl.col("place").str.contains(rf" ← import (?:{of_framework})(?:\W|$)|\(imports\)$"))
+    taken["avoidable"] = round(taken["preparation"] * avoidable["share"].sum())
     taken["stepping"] = taken["productive"] + taken["idle"] + times.get("step time deviation", 0)
     taken["collecting"] = int(collecting["time_ps"].sum()) // run.hosts
     for name, time_ps in taken.items():
@@ -459,7 +469,9 @@ def _growth(load: pl.DataFrame, steps: pl.DataFrame) -> dict[str, object]:
             continue
         rss, hours = of_host["rss_bytes"].to_numpy().astype(float), of_host["start_ps"].to_numpy() / 3.6e15
         least = _STEADY if len(rss) >= _SURE_LOADS else 1.0
-        steady = (np.diff(rss) > 0).mean() >= least and rss[-1] - rss[len(rss) // 2] > _GROWN * rss[0] / 3
+        rises = np.diff(rss)
+        steady = (rises > 0).mean() >= least and rss[-1] - rss[len(rss) // 2] > _GROWN * rss[0] / 3
+        steady &= rises.sum() - rises.max() > _GROWN * rss[0] / 3  # once is no leak: a window of the profiler, too
         rate = float((rss[-1] - rss[0]) / (hours[-1] - hours[0]))
         if steady and rss[-1] - rss[0] > _GROWN * rss[0] and rate > float(grown["growth"] or 0):  # type: ignore[arg-type]
             grown = {"growth": rate, "memory": float(rss[-1])}
@@ -474,16 +486,28 @@ _FRAMEWORKS = {
 """Operations that only one framework has; the first that has any wins."""
 
 
+_PIPELINE = ("PyFunc", "^Iterator::")  # operations of tf.data's functions in Python, and of its stages
+
+
 @memoised
 def traits(steps: Steps) -> dict[str, str | None]:
-    """Return ``data``, the kind of the data of a run, "tuned tf.data" after trials, and ``framework``, if known."""
-    data, ops = steps.metadata.get("data"), distinct_ops(steps)["op"].unique().cast(pl.String)
+    """Return ``data``, the kind of the data of a run, and ``framework``, if known.
+
+    Data are "tuned tf.data" after trials, and "Python tf.data" where functions in Python take half of the pipeline.
+    """
+    data, named = steps.metadata.get("data"), distinct_ops(steps)
+    ops = named["op"].unique().cast(pl.String)
     tuned = steps.wall is not None and bool((steps.wall.spans["account"] == "tuning").any())
     framework = next((name for name, pattern in _FRAMEWORKS.items() if ops.str.contains(pattern).any()), None)
     if framework != "PyTorch" and (steps.frame["rule"] == "keras").any():  # on any backend with such parameters
         framework = "Keras"
     if data and tuned:
         data = f"tuned {data.removesuffix(' with workers')}"
+    elif data == "tf.data":
+        op = pl.col("op").cast(pl.String)
+        of_kinds = (_of_names(steps, named.filter(op.str.contains(kind)), ["self_ps"]) for kind in _PIPELINE)
+        in_python, all_ps = (int(rows["self_ps"].sum()) for rows in of_kinds)
+        data = "Python tf.data" if in_python > all_ps / 2 else data
     return {"data": data, "framework": framework}
 
 
@@ -505,7 +529,9 @@ def _retraced(steps: Steps, hosts: int) -> tuple[str | None, str | None, int]:
     # TensorFlow's are marked; JAX compiles as well, and functions without a name of their own are many
     compiled = pl.col("detail").str.starts_with("compiling").any().over("host", "name")
     repeated = compiled & (pl.int_range(pl.len()).over("host", "work") > 0) & ~pl.col("name").str.contains("^<|^a func")
-    more = spans.filter(repeated | pl.col("reason").is_not_null()).group_by("name", maintain_order=True)
+    # what makes parameters is compiled for the shape of each, once
+    loops = pl.col("start_ps") >= (steps.frame["start_ps"].min() or 0)
+    more = spans.filter(loops, repeated | pl.col("reason").is_not_null()).group_by("name", maintain_order=True)
     times = more.agg(pl.col("dur_ps").sum(), pl.col("reason").drop_nulls().last())
     times = times.sort("dur_ps", descending=True, maintain_order=True)
     if times.is_empty():

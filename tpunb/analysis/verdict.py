@@ -9,6 +9,7 @@ import polars as pl
 from tpunb.analysis.account_segments import INSIDE_STEPS, OTHERS
 from tpunb.analysis.advice import ACCOUNT_RULES, RULES, advise
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
+from tpunb.analysis.metrics import IMPORTS
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
 from tpunb.schema import ACCOUNTS
@@ -87,9 +88,11 @@ def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
     run = goodput(phases)
     advice = advice.filter(pl.col("saves_ps") >= _LEAST_SHARE * run.wall_ps)
     of = {rule.name: rule.account for rule in (*ACCOUNT_RULES, *RULES)}
-    importing_ps = advice.filter(rule="imports")["saves_ps"].sum()
+    imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(IMPORTS))[
+        "share"
+    ].sum()
     advised = {of.get(rule) for rule in advice["rule"]}
-    account, cause, first = _headline(run, advised, imports=importing_ps > run.time_ps("preparation") / 2)
+    account, cause, first = _headline(run, advised, imports=imports > 0.5)
     time_ps, others = run.time_ps(account or "other"), others_used(run)
     eager = advice.filter(pl.col("rule") == "eager steps", pl.col("saves_ps") > time_ps)
     if eager.height:
@@ -169,11 +172,14 @@ def _cause(run: Goodput, account: str) -> str | None:
 def _sampled_place(run: Goodput, account: str) -> list[str]:
     """Return the place of most samples in an account: a line, or the most frequent of a function's lines.
 
-    Samples in steps slower than usual show where all steps are, and give no place: their stalls do.
+    Samples in steps slower than usual show where all steps are, and give no place: their stalls do. While devices
+    compute, samples have no place.
     """
     function = pl.col("place").str.extract(r"^(.+:\d+ in [^ ]+)", 1).str.replace(r":\d+", "")
-    places = run.places.filter(account=account).with_columns(of_function=pl.col("share").sum().over(function))
+    places = run.places.filter(account=account).drop_nulls("place")
+    places = places.with_columns(share=pl.col("samples") / pl.col("samples").sum())
+    places = places.with_columns(of_function=pl.col("share").sum().over(function))
     if places["samples"].sum() < _FEWEST_SAMPLES or account == "step time deviation":
         return []
-    most = places.drop_nulls("place").filter(pl.max_horizontal("share", "of_function") > 0.5)
+    most = places.filter(pl.max_horizontal("share", "of_function") > 0.5)
     return most["place"].head(1).to_list()

@@ -100,7 +100,10 @@ def _columns(steps: Steps) -> _Columns:
     dur = pl.col("dur_ps").fill_null(0)
     having = {f"{name} steps": pl.col(name).is_not_null() for name in _SUMS}
     bases = {
-        "idle base_ps": dur * pl.col("idle_ps").is_not_null(),
+        # devices may idle beyond a step that ends with its launch: never for more than all their time
+        "idle base_ps": pl.when(pl.col("idle_ps") > dur)
+        .then(pl.col("idle_ps") + pl.col("device_ps").fill_null(0))
+        .otherwise(dur * pl.col("idle_ps").is_not_null()),
         "input base_ps": dur * pl.col("input_ps").is_not_null(),
         "mxu base_ps": dur * pl.col("mxu_util").is_not_null(),
     }

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from time import time_ns
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpunb.profiler.in_flight import Result, Work
 from tpunb.profiler.keras import keras_runs
@@ -51,6 +51,15 @@ def _harmless(method: Callable[..., None]) -> Callable[..., None]:
                 self.fail(error)
 
     return guarded
+
+
+class Arrays(NamedTuple):
+    """What a compiled function does with arrays."""
+
+    returns_state: bool = True  # whether it returns arrays like those that it takes, as a step does
+    inputs: int = 0  # how many it takes
+    kinds: frozenset[Hashable] = frozenset()  # shapes and types of the state that it returns, else of what it takes
+    measures: bool = False  # whether it returns numbers alone
 
 
 @dataclass(eq=False, slots=True)
@@ -96,7 +105,8 @@ class Loop:
         self._trained: set[Hashable] = set()  # streams of the batches that led to the last update
         self._whole: set[frozenset[Hashable]] = set()  # sets of streams that parts had fetched from as they ended
         self._evaluated: set[Hashable] = set()  # streams of batches that did not
-        self._states: dict[str, tuple[bool, int]] = {}  # whether functions return a state like theirs; their inputs
+        self._arrays: dict[str, Arrays] = {}  # by function
+        self._trainer = Arrays()  # of the function that trains: it returns a state and takes most
         self._kinds: dict[str, str] = {}  # of steps by function
         self._kind = TRAIN  # of the last step
         self._resumed_ns: int | None = None  # when the last fetch found the end of its data
@@ -152,11 +162,28 @@ class Loop:
 
     def is_described(self, function: str) -> bool:
         """Return whether it is known what a compiled function takes and returns."""
-        return function in self._states
+        return function in self._arrays
 
-    def describe(self, function: str, returns_state: bool, inputs: int) -> None:
-        """Record whether a compiled function returns arrays like those that it takes, and how many it takes."""
-        self._states[function] = returns_state, inputs
+    def describe(self, function: str, arrays: Arrays) -> None:
+        """Record what a compiled function does with arrays."""
+        self._arrays[function] = arrays
+        if arrays.returns_state and arrays.inputs > self._trainer.inputs:
+            self._trainer = arrays
+
+    def _measures(self, function: str) -> bool:
+        """Return whether a function takes most of the state of the training, and returns numbers alone."""
+        arrays, state = self._of(function), self._trainer.kinds
+        return arrays.measures and bool(state) and 2 * len(state & arrays.kinds) >= len(state)
+
+    def _of(self, function: str) -> Arrays:
+        return self._arrays.get(function, Arrays())
+
+    def _turns(self, part: _Part, function: str) -> bool:
+        """Return whether a call ends the training of a part, or the evaluation before it."""
+        first = next(iter(part.functions), None)
+        if first is None or part.updates or self._measures(first) == (measures := self._measures(function)):
+            return False
+        return measures or not part.streams
 
     @_harmless
     def called(
@@ -179,13 +206,14 @@ class Loop:
                 if not part.over:
                     part.launched(work, now_ns)
             return
-        self._calls[function] += 1
-        if part is None or (not part.streams and not part.updates and function in part.functions):
-            if part is not None and function != next(iter(part.functions)):
+        again = part is not None and not part.streams and not part.updates and function in part.functions
+        if part is None or again or self._turns(part, function):
+            if part is not None and again and function != next(iter(part.functions)):
                 self._split(part, function)
             self.clock.boundary()
             part = self._begin(begun_ns)
             part.follows = follows
+        self._calls[function] += 1
         if self._calls[function] <= LIMITS.loop_calls:
             self._note_frames(trains=False)
         part.functions.setdefault(function, (begun_ns, part.launched_ns, part.work))
@@ -206,10 +234,13 @@ class Loop:
         self._evaluates_ns = None
         if self.clock.marked or self.clock.opened is not None:
             return
-        if self._part is None:
-            self._begin(self._resumed_ns or self._begun_ns or begun_ns)
-        if self._part is not None:
-            self._part.learns, self._part.last_ns = True, time_ns()
+        part = self._part
+        if part is None:
+            part = self._begin(self._resumed_ns or self._begun_ns or begun_ns)
+        elif part.learns and not (part.streams or part.updates or self._optimizers):
+            self.clock.boundary()
+            part = self._begin(part.last_ns)  # no optimizer may be known to this program: then this is a step
+        part.learns, part.last_ns = True, time_ns()
         self.clock.mark_progress()
 
     @_harmless
@@ -340,13 +371,17 @@ class Loop:
         """Make a step of a part that called functions; return False if it is not known yet whether it is one."""
         # the function of the step is one that returns a state, and takes more than those that prepare data
         usual = [name for name in part.functions if self._calls[name] >= LIMITS.loop_calls] or [*part.functions]
-        function = max(usual, key=lambda name: self._states.get(name, (True, 0)), default=None)
-        again = function is not None and self._calls[function] >= LIMITS.loop_calls
-        if not again and not final and len(self._parts) < LIMITS.loop_calls:
+        function = max(usual, key=lambda name: self._of(name)[:2], default=None)
+        measures = function is not None and self._measures(function)
+        again = function is not None and (measures or self._calls[function] >= LIMITS.loop_calls)
+        rounds = sum(not any(map(self._measures, each.functions)) for each in self._parts)
+        if not again and not final and rounds < LIMITS.loop_calls:
             return False
         if function is not None and again:
-            if function not in self._kinds:
-                trains = self._states.get(function, (True, 0))[0] and not _EVALUATES.search(function)
+            if measures:
+                self._kinds[function] = EVALUATION
+            elif function not in self._kinds:
+                trains = self._of(function).returns_state and not _EVALUATES.search(function)
                 train = trains and TRAIN not in self._kinds.values()
                 name = EVALUATION if _EVALUATES.search(function) else re.sub(r"[^\w.]+", " ", function).strip()
                 self._kinds[function] = TRAIN if train else name or "step"
@@ -370,7 +405,7 @@ class Loop:
         while self._parts:
             part = self._parts.popleft()
             if part.learns or (kind == EVALUATION and not part.streams & self._trained):
-                self._add([part], kind, "fetches")
+                self._add([part], kind, "fetches" if part.streams else "gradients")
         return True
 
     def _add(self, parts: list[_Part], kind: str, rule: str) -> None:

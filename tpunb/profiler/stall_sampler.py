@@ -55,6 +55,7 @@ _OF_DATA = {  # modules of the standard library that call libraries back, but no
     *("statistics", "subprocess", "tarfile", "urllib", "zipfile"),
 }
 _IMPORTS = "<frozen importlib"
+_HOOK = f"{os.sep}sitecustomize.py"  # of Python's start, and of ``tpunb run``, never of the program
 _PRINTS = re.compile(r"[\\/]torch[\\/]_tensor_str\.py$")  # makes text of tensors
 _COMPREHENSION = re.compile(r"((\.<locals>)?\.<(listcomp|genexpr|dictcomp|setcomp)>)+$")
 _OF_ARRAYS = {"add", "clear", "copy", "index", "sort", "split", "update", "values"}
@@ -442,7 +443,7 @@ def _is_user_code(file: str) -> bool:
         return True
     if file.startswith("<"):
         return file in ("<stdin>", "<string>")
-    return not (file.startswith(_LIBRARIES) or _PACKAGES.search(file))
+    return not (file.startswith(_LIBRARIES) or _PACKAGES.search(file) or file.endswith(_HOOK))
 
 
 def _text(code: CodeType, instruction: int, inner: str | None) -> str:
@@ -453,7 +454,8 @@ def _text(code: CodeType, instruction: int, inner: str | None) -> str:
         file, line, function = origin.loc.filename, origin.loc.lineno, origin.function_name or function
         callee = _callee(origin.source_code_line.strip())
     else:
-        callee = _callee(_source(file, line or 0, last or 0, start or 0, end)) or inner
+        source = _source(file, line or 0, last or 0, start or 0, end)
+        callee = _imported(code, instruction) or _callee(source) or inner
     name = "cell" if _CELL.search(file) else re.split(r"[\\/]", file)[-1]
     return cut(plain(f"{name}:{line or 0} in {function}" + (f" ← {callee}" if callee else "")), _TEXT)
 
@@ -465,6 +467,14 @@ def _source(file: str, first: int, last: int, start: int, end: int | None) -> st
     lines[-1] = lines[-1][:end]  # columns are bytes
     lines[0] = lines[0][start:]
     return b"".join(lines).decode(errors="replace")
+
+
+def _imported(code: CodeType, instruction: int) -> str | None:
+    """Return the import that an instruction makes: a statement may import several modules."""
+    if instruction < 0 or code.co_code[instruction] != dis.opmap["IMPORT_NAME"]:
+        return None
+    name = next((each.argval for each in dis.get_instructions(code) if each.offset == instruction), None)
+    return f"import {name}" if name else None
 
 
 def _callee(source: str) -> str | None:

@@ -42,7 +42,7 @@ INTERVALS: schema.Schema = {
 PYTORCH_STEP = r"^ProfilerStep#([0-9]{1,18})$"
 """Name of the event that PyTorch's profiler writes for a step: its only step annotation."""
 
-_UNMARKED = ["annotation", "optimizer", "fetches", "calls"]  # steps that no annotation of a capture shows
+_UNMARKED = ["annotation", "optimizer", "gradients", "fetches", "calls"]  # steps that no annotation of a capture shows
 _TOLERANCE_PS = 2_000_000_000  # an annotation and the step clock agree to far less than 2 ms
 _LAST_NUMBER = r"(\d+)\D*$"
 _CALL = r"^PjitFunction\((.+)\)$"

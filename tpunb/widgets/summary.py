@@ -322,6 +322,7 @@ def _traced(windows: pl.DataFrame) -> pl.DataFrame:
 _FOUND = {
     "annotation": "as the program annotates them",
     "optimizer": "one for each update by an optimizer; the program marks none",
+    "gradients": "one for each backward pass, as no optimizer was seen; the program marks none",
     "fetches": "one for each batch that was fetched; the program marks none",
     "calls": "one for each call of a compiled function; the program marks none: mark them to be certain",
     "module": "one for each run of a compiled module, in windows alone; the program marks none",

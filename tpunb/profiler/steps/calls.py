@@ -14,11 +14,12 @@ from time import time_ns
 from typing import Any
 
 from tpunb.profiler.limits import LIMITS
-from tpunb.profiler.loop import Loop
+from tpunb.profiler.loop import Arrays, Loop
 from tpunb.profiler.step_clock import NEW_FUNCTION
 from tpunb.training.patching import replaced
 
 _PMAP = "jax._src.pmap"  # where the functions of a program are wrapped
+_LIBRARIES = {"jax", "optax", "chex"}  # whose compiled functions are a part of a step
 
 
 def _jax(loop: Loop, stack: ExitStack) -> None:
@@ -48,9 +49,9 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
             if isinstance(first, tracer):  # this is a call within a function that is traced
                 return
             module, name = str(getattr(function, "__module__", "")), str(name or "a function")
-            library = module.startswith("jax.") and module != _PMAP
+            library = module.partition(".")[0] in _LIBRARIES and module != _PMAP
             if not library and not loop.is_described(name):
-                loop.describe(name, *_state(leaves(inputs), leaves(out)))
+                loop.describe(name, _state(leaves(inputs), leaves(out)))
             loop.called(name, begun_ns, now_ns, first, library=library)
         except Exception as error:  # noqa: BLE001  must never reach the training
             loop.fail(error)
@@ -126,14 +127,18 @@ def _reads(loop: Loop, jax: Any, stack: ExitStack) -> None:
         stack.enter_context(replaced(array, "block_until_ready", waiting(array.block_until_ready)))
 
 
-def _state(inputs: list[Any], outputs: list[Any]) -> tuple[bool, int]:
-    """Return whether a function returns arrays like those that it takes, as a step its state, and how many it takes."""
+def _state(inputs: list[Any], outputs: list[Any]) -> Arrays:
+    """Return what a function does with arrays: one that returns such as it takes, returns a state as a step does."""
 
     def kind(leaf: Any) -> tuple[object, object] | None:
         return None if getattr(leaf, "size", 1) <= 1 else (getattr(leaf, "shape", None), getattr(leaf, "dtype", None))
 
-    taken, returned = {*map(kind, inputs)}, [kind(leaf) for leaf in outputs if kind(leaf) is not None]
-    return 2 * sum(each in taken for each in returned) >= max(len(returned), 1), len(inputs)
+    taken, returned = {*map(kind, inputs)} - {None}, [kind(leaf) for leaf in outputs if kind(leaf) is not None]
+    state = taken.intersection(returned)
+    returns_state = 2 * sum(each in taken for each in returned) >= max(len(returned), 1)
+    dtypes = [getattr(leaf, "dtype", None) for leaf in outputs]
+    measures = bool(dtypes) and not returned and all(getattr(dtype, "kind", None) == "f" for dtype in dtypes)
+    return Arrays(returns_state, len(inputs), frozenset(state if returns_state else taken), measures)
 
 
 def _hook_calls(hook: Any, config: Any, after_call: Callable[[Any, Any, Any], None], stack: ExitStack) -> None:
