@@ -78,7 +78,7 @@
       const table = panel.table && document.querySelector(`${panel.root} ${panel.table}`);
       this.rows?.disconnect();
       this.rows = new MutationObserver(() => requestAnimationFrame(() => { this.listed ??= now() - pressed; }));
-      if (table) this.rows.observe(table.parentElement, { childList: true, subtree: true }); // which may make it anew
+      if (table) for (const one of [table, table.parentElement]) this.rows.observe(one, { childList: true }); // rows, or all of it
       this.move = new Promise((resolve, reject) => {
         const finish = () => {
           const times = { sent: wire.sent, heard: wire.heard, painted: last, frame: now() };
