@@ -7,6 +7,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -23,6 +24,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TPUNB_CACHE", "off")  # the user's cache is not used
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # 200 processes need not compile the same modules
 sys.dont_write_bytecode = False
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a shell's job in the background; programs inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # no deadlines: machines may be busy
 settings.register_profile("reproducible", deadline=None, derandomize=True)

@@ -358,8 +358,9 @@ def overlap(events: pl.DataFrame) -> float | None:
 
 def _length(events: pl.DataFrame) -> int:
     """Return the time in which at least one of some events runs."""
-    start, dur = (events[name].to_numpy() for name in ("start_ps", "dur_ps"))
-    return int(unions(np.zeros(len(events), np.uint32), start, start + dur).sum())
+    start, dur = events.sort("start_ps").select("start_ps", "dur_ps").get_columns()
+    count, one_group = len(events), np.zeros(len(events), np.uint32)
+    return int(unions(one_group, start.to_numpy(), (start + dur).to_numpy(), np.ones(count, bool), 1)[0])
 
 
 def _keep_statistics(run: Path, target: Path, *, with_ops: bool) -> None:
