@@ -67,12 +67,12 @@ def test_beside_a_parallel_input_pipeline_python_functions_are_its_own(stage):
     assert fired(phased("aa", ops={"a": ops})) == {}
 
 
-@pytest.mark.parametrize(("python", "action"), [(0.3, "write its functions in TensorFlow's"), (0.1, "tune the input")])
+@pytest.mark.parametrize(("python", "action"), [(0.3, "store what they return"), (0.1, "cache")])
 def test_functions_in_python_are_what_makes_a_pipeline_slow_if_they_take_half_of_it(python, action):
     ops = [("EagerPyFunc", "host", None, python), ("Iterator::Root::Map", "host", None, 0.4)]
     phases = phased("aa", a={"infeed": 0.5}, ops={"a": ops})
     phases = replace(phases, steps=replace(phases.steps, metadata={"data": "tf.data"}))
-    assert advise(phases).filter(rule="input")["action"].item().startswith(action)
+    assert advise(phases).filter(rule="input")["action"].item().endswith(action)
 
 
 def test_every_rule_is_tested_and_has_a_source_and_known_metrics():

@@ -83,8 +83,8 @@ class Rule:
 
 _OF_INPUT = {
     "tf.data": "tune the input pipeline (%%tpupoint --tune, tp.tune): prefetch, map in parallel, cache",
-    "Python tf.data": "write its functions in TensorFlow's operations, or store what they return: those in Python "
-    "(py_function, numpy_function, from_generator) run one after another",
+    "Python tf.data": "tune the input pipeline (%%tpupoint --tune, tp.tune): prefetch, map in parallel, cache; "
+    "functions in Python that compute run one after another: write them in TensorFlow's operations, or store what they return",
     "tuned tf.data": "the pipeline is tuned already: store prepared data (Dataset.save, TFRecord), use more processors",
     "arrays": "use larger batches, or run more steps per call: `model.compile(..., steps_per_execution=16)`",
     "PyDataset": "give it workers (workers=, use_multiprocessing=, max_queue_size=), read more per batch at once",
@@ -368,7 +368,7 @@ CALL_RULES = (
 )
 """Rules for calls of PyTorch's operators with their shapes: metrics of `tpunb.analysis.calls`, of one phase each."""
 
-_waiting = pl.col("loading") - pl.col("anew") - pl.col("ending") - pl.col("restarting")
+_waiting = pl.col("loading") - pl.sum_horizontal("anew", "ending", "starting", "restarting")
 _every, _best = pl.col("save_every_ps"), pl.col("save_best_ps")
 _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, https://doi.org/10.1145/361147.361115"
 

@@ -322,16 +322,16 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     ``wall_ps``; of each account by its ``metric`` in ``tpunb.schema.ACCOUNTS``, of ``retracing`` (tracing and
     compiling a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three models
     or more, but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew`` (iterators of
-    Keras), ``ending`` (iterators of tf.data), ``restarting`` (workers of a DataLoader, after its first pass),
-    ``importing`` (modules, by samples of preparation), ``avoidable`` (those but the framework's) and ``stepping``
-    (steps without waits) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in
-    bytes an hour, if steady, to ``memory`` in bytes; ``eager``, what runs steps operation by operation; ``debug``, what
-    checks each operation; ``data``, the kind of the data; ``waits``, "thread" if code waits for one; ``evaluates``,
-    "predict" if that takes most; ``saves``, "background" if Orbax does not hold up the training for them; ``callback``
-    and ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``:
-    function, value or shape; ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a
-    known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves;
-    ``save_best_ps``, the interval of least loss by Young.
+    Keras), ``ending`` (iterators of tf.data), ``starting`` and ``restarting`` (workers of a DataLoader, in its first
+    pass and later), ``importing`` (modules, by samples of preparation), ``avoidable`` (those but the framework's) and
+    ``stepping`` (steps without waits) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``;
+    ``growth`` of memory in bytes an hour, if steady, to ``memory`` in bytes; ``eager``, what runs steps operation by
+    operation; ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "thread" if code
+    waits for one; ``evaluates``, "predict" if that takes most; ``saves``, "background" if Orbax does not hold up the
+    training for them; ``callback`` and ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of
+    retracing, and what had ``changed``: function, value or shape; ``models``, how many steps of models were traced;
+    ``unplanned``, ``saving`` without a known time between failures; ``save_ps``, time to save once;
+    ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the interval of least loss by Young.
 
     Parameters
     ----------
@@ -358,8 +358,10 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         taken[name] = int(spent["time_ps"].sum()) // run.hosts
     if not (traits(phases.steps)["data"] or "").endswith("tf.data"):
         taken["ending"] = 0  # of other data
-    iterators_ps = taken["anew"] + taken["ending"]
-    taken["restarting"] = min(_restarting_ps(phases.steps) // run.hosts, taken["loading"] - iterators_ps)
+    most_ps = taken["loading"] - taken["anew"] - taken["ending"]
+    for name, start_ps in zip(("starting", "restarting"), _starting_ps(phases.steps), strict=True):
+        taken[name] = min(start_ps // run.hosts, most_ps)
+        most_ps -= taken[name]
     imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(IMPORTS))
     taken["importing"] = round(taken["preparation"] * imports["share"].sum())
     of_framework = _OF_FRAMEWORKS.get(traits(phases.steps)["framework"] or "", "|".join(_OF_FRAMEWORKS.values()))
@@ -408,27 +410,25 @@ def _evaluates(steps: Steps) -> str | None:
     return "predict" if times.get("predict", 0) > times.get("eval", 0) else None
 
 
-def _restarting_ps(steps: Steps) -> int:
-    """Return the time to start workers of DataLoaders after the first: until a batch, beyond the usual wait for one."""
+def _starting_ps(steps: Steps) -> list[int]:
+    """Return the time to start workers of DataLoaders, of the first and later: until a batch, beyond a usual wait."""
     if steps.wall is None:
-        return 0
-    later = steps.wall.spans.filter(detail="start of workers").sort("start_ps")
-    later = later.filter(pl.int_range(pl.len()).over("host") > 0)
+        return [0, 0]
+    starts = steps.wall.spans.filter(detail="start of workers").sort("start_ps")
+    starts = starts.with_columns(later=pl.int_range(pl.len()).over("host") > 0)
     waits = steps.frame.select("host", end_ps=pl.col("start_ps") + pl.col("dur_ps"), wait_ps="input_ps").drop_nulls()
     usual = waits.group_by("host").agg(pl.col("wait_ps").median().alias("usual_ps"))
-    first = (
-        later.join_asof(
-            waits.sort("end_ps"),
-            left_on="start_ps",
-            right_on="end_ps",
-            by="host",
-            strategy="forward",
-            check_sortedness=False,
-        )
-        .unique(["host", "end_ps"])
-        .join(usual, on="host")
-    )
-    return int(first.select((pl.col("wait_ps") - pl.col("usual_ps")).clip(0).sum()).item() + later["dur_ps"].sum())
+    first = starts.join_asof(
+        waits.sort("end_ps"),
+        left_on="start_ps",
+        right_on="end_ps",
+        by="host",
+        strategy="forward",
+        check_sortedness=False,
+    ).unique(["host", "end_ps"], keep="first", maintain_order=True)
+    beyond = first.join(usual, on="host").select("later", dur_ps=(pl.col("wait_ps") - pl.col("usual_ps")).clip(0))
+    rows = pl.concat([starts.select("later", "dur_ps"), beyond], how="vertical_relaxed")
+    return [int(rows.filter(pl.col("later") == later)["dur_ps"].sum()) for later in (False, True)]
 
 
 def _eager(steps: Steps) -> str | None:
