@@ -83,8 +83,8 @@ class Rule:
 
 _OF_INPUT = {
     "tf.data": "tune the input pipeline (%%tpupoint --tune, tp.tune): prefetch, map in parallel, cache",
-    "Python tf.data": "tune the input pipeline (%%tpupoint --tune, tp.tune): prefetch, map in parallel, cache; "
-    "functions in Python that compute run one after another: write them in TensorFlow's operations, or store what they return",
+    "Python tf.data": "tune the input pipeline (%%tpupoint --tune, tp.tune): prefetch, map in parallel, cache; what "
+    "computes in Python runs one after another: write it in TensorFlow's operations, or store what they return",
     "tuned tf.data": "the pipeline is tuned already: store prepared data (Dataset.save, TFRecord), use more processors",
     "arrays": "use larger batches, or run more steps per call: `model.compile(..., steps_per_execution=16)`",
     "PyDataset": "give it workers (workers=, use_multiprocessing=, max_queue_size=), read more per batch at once",
