@@ -95,6 +95,7 @@ def test_the_command_lists_the_names(capsys):
     assert all(name in message for name in (*catalogue.WORKLOADS, "--tpu", "--address"))
 
 
+@pytest.mark.live  # a capture begins, with the profiler of this process if no other has
 def test_a_folder_that_is_not_a_run_is_not_replaced(tmp_path, monkeypatch):
     pytest.importorskip("tensorflow")
     monkeypatch.setattr(catalogue, "WORKLOADS", {"dcgan-mnist": short("dcgan-mnist")})
