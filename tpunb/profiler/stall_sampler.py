@@ -415,7 +415,7 @@ def _innermost(frames: Iterator[FrameType]) -> tuple[str | None, str | None]:
                     _texts.clear()
                 kept = _texts[key] = code, _text(code, key[1], inner)
             return kept[1], inner
-        if "__tracebackhide__" not in code.co_varnames:  # a patch of ours around the function that was called
+        if "__tracebackhide__" not in code.co_varnames:  # a patch around the function that was called
             inner = code.co_name
     return None, inner
 
