@@ -88,11 +88,9 @@ def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
     run = goodput(phases)
     advice = advice.filter(pl.col("saves_ps") >= _LEAST_SHARE * run.wall_ps)
     of = {rule.name: rule.account for rule in (*ACCOUNT_RULES, *RULES)}
-    imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(IMPORTS))[
-        "share"
-    ].sum()
+    imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(IMPORTS))
     advised = {of.get(rule) for rule in advice["rule"]}
-    account, cause, first = _headline(run, advised, imports=imports > 0.5)
+    account, cause, first = _headline(run, advised, imports=imports["share"].sum() > 0.5)
     time_ps, others = run.time_ps(account or "other"), others_used(run)
     eager = advice.filter(pl.col("rule") == "eager steps", pl.col("saves_ps") > time_ps)
     if eager.height:

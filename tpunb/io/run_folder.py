@@ -216,6 +216,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     causes = {name: tables[name] for name in ("spans", "stalls", "samples", "load")}
     wall = WallClock(span_ps, complete=facts.get("causes") is True and not skipped, **causes)
     read_raw = partial(_events, owner, name, raw, origin_ns, starts, skipped) if raw else None
+    # operations, most of a long run, are held by nothing else as they are merged
     steps = aggregate.merge({**tables, "ops": tables.pop("ops")}, _step_flops(facts))
     return Profile(
         name=name,

@@ -235,6 +235,7 @@ def _on_one_clock(events: pl.DataFrame) -> pl.DataFrame:
 
 
 _LAST = dict[int, pl.DataFrame]()
+"""Launches by the identity of their events, for as long as these live: steps, waits and clocks ask for them in turn."""
 
 
 def _launches(events: pl.DataFrame) -> pl.DataFrame:
