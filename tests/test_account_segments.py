@@ -119,6 +119,14 @@ def test_where_devices_are_traced_productive_is_what_they_compute_in_the_traced_
     assert accounts(run) == expected
 
 
+def test_steps_that_ran_ahead_while_they_were_traced_do_not_say_that_devices_were_idle_in_others():
+    steps = [(*train(step, 10 * step, 1 if step < 10 else 10), "full" if step < 10 else "none") for step in range(40)]
+    device_ps = pl.when(traced="full").then("dur_ps")
+    run = host(steps, end_ms=400)
+    run = run._replace(steps=run.steps.with_columns(device_ps=device_ps), traced_devices=True)
+    assert accounts(run) == {"productive": 310, "program code": 90}
+
+
 def test_the_profiler_has_what_it_holds_up_between_steps():
     steps = [train(step, 30 * step, 10) for step in range(4)]
     spans = [(10, 200, "profiler", "window"), (40, 20, "profiler", "begin or end of a window")]

@@ -379,7 +379,8 @@ def _between_steps(
 def _by_device(pieces: pl.DataFrame, run: HostRun) -> tuple[pl.DataFrame, list[int]]:
     """Split off the time in steps in which the devices were idle, and return the phases where that is known.
 
-    The work of a step on devices is that of the steps of its phase traced in full, which may themselves last longer.
+    The work of a step on devices is that of the steps of its phase traced in full, which may themselves last longer, or
+    be shorter than others where the host runs ahead: no larger share of time is idle than in them.
     """
     if not run.traced_devices:
         return pieces, []
@@ -387,11 +388,12 @@ def _by_device(pieces: pl.DataFrame, run: HostRun) -> tuple[pl.DataFrame, list[i
     work = run.steps.group_by("phase").agg(
         n=pl.col("device_ps").filter(full).count(),
         work_ps=pl.col("device_ps").filter(full).mean() * pl.len() / run.recorded,
+        seen=1 - (pl.col("device_ps").filter(full).sum() / run.recorded / pl.col("dur_ps").filter(full).sum()),
     )
     work = work.filter(pl.col("n") >= FEWEST_TRACED)
     usual = pieces.filter(computes).group_by("phase").agg(usual_ps=pl.col("dur_ps").sum())
     part = 1 - (pl.col("work_ps") / pl.col("usual_ps")).fill_nan(1)
-    shares = usual.join(work, on="phase").select("phase", part=part.clip(0))
+    shares = usual.join(work, on="phase").select("phase", part=pl.min_horizontal(part, "seen").fill_nan(0).clip(0))
     split = pieces.join(shares, on="phase", how="left", maintain_order="left")
     part = pl.when(computes).then((pl.col("dur_ps") * pl.col("part")).round().cast(pl.Int64))
     return _moved(split.with_columns(part_ps=part), IDLE), shares["phase"].to_list()
