@@ -484,7 +484,7 @@ OF_RUN = {
     "long startup": ([(41, 50, "program startup", "loading")], {}, 50),
     "long evaluation": ([], {}, 28),
     "imports": ([FIT], {}, 45),
-    "eager steps": ([], {}, 40),
+    "eager steps": ([], {}, 30),  # a quarter in operations
     "debugging": ([], {}, None),
     "preparation": ([FIT], {}, 60),
 }
@@ -507,7 +507,9 @@ def with_facts(rule, phases):
             phases, *((41 + at, "a.py:1 in <module> ← import x" if at % 4 else None, False) for at in range(40))
         )
     if rule == "eager steps":
-        return replace(phases, steps=replace(phases.steps, metadata={"eager": "Keras"}))
+        steps = phases.steps
+        ops = steps.ops.unique(["host", "step"]).with_columns(self_ps=pl.lit(S, pl.Int64))
+        return replace(phases, steps=replace(steps, devices=steps.devices.clear(), ops=ops, metadata={"eager": "Keras"}))
     if rule == "ended iterators":
         return replace(phases, steps=replace(phases.steps, metadata={"data": "tf.data"}))
     if rule == "debugging":

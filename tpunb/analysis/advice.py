@@ -518,7 +518,7 @@ ACCOUNT_RULES = (
     Rule(
         "eager steps",
         when=pl.col("eager").is_not_null() & (pl.col("stepping") > 0.3),
-        saves=pl.col("stepping"),
+        saves=pl.col("dispatching"),
         sentence="{eager} runs each operation of a step on its own. Steps take {stepping} of wall time",
         action="compile the whole step",
         source="https://www.tensorflow.org/guide/function; docs.jax.dev, Just-in-time compilation; 30 % is ours",

@@ -323,8 +323,9 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     compiling a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three models
     or more, but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew`` (iterators of
     Keras), ``ending`` (iterators of tf.data), ``starting`` and ``restarting`` (workers of a DataLoader, in its first
-    pass and later), ``importing`` (modules, by samples of preparation), ``avoidable`` (those but the framework's) and
-    ``stepping`` (steps without waits) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``;
+    pass and later), ``importing`` (modules, by samples of preparation), ``avoidable`` (those but the framework's),
+    ``stepping`` (steps without waits) and ``dispatching`` (of it, what a compiled step would not take; see ``eager``)
+    the share of wall time, 0 to 1, and the time such as ``callbacks_ps``;
     ``growth`` of memory in bytes an hour, if steady, to ``memory`` in bytes; ``eager``, what runs steps operation by
     operation; ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "thread" if code
     waits for one; ``evaluates``, "predict" if that takes most; ``saves``, "background" if Orbax does not hold up the
@@ -368,6 +369,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     avoidable = imports.filter(~pl.col("place").str.contains(rf" ← import (?:{of_framework})(?:\W|$)|\(imports\)$"))
     taken["avoidable"] = round(taken["preparation"] * avoidable["share"].sum())
     taken["stepping"] = taken["productive"] + taken["idle"] + times.get("step time deviation", 0)
+    eager = _eager(phases.steps)
+    taken["dispatching"] = round(taken["stepping"] * (1 - _in_kernels(phases.steps, eager)))
     taken["collecting"] = int(collecting["time_ps"].sum()) // run.hosts
     for name, time_ps in taken.items():
         row |= {f"{name}_ps": time_ps, name: time_ps / max(run.wall_ps, 1)}
@@ -380,7 +383,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         "reason": reason or "arguments that were not seen",
         "changed": next((cause for pattern, cause in _CHANGED.items() if re.search(pattern, reason or "")), None),
         **_growth(run.load, phases.steps.frame),
-        "eager": _eager(phases.steps),
+        "eager": eager,
         "debug": phases.steps.metadata.get("debug"),
         **traits(phases.steps),
         "models": str(models),
@@ -443,6 +446,15 @@ def _eager(steps: Steps) -> str | None:
     small_ps = ops.filter(pl.col("each") < _SMALL_PS)["self_ps"].sum()
     many = ops["count"].sum() >= _MANY_OPS * max(len(full), 1) and not steps.devices.height
     return "PyTorch" if many and float(small_ps) > _SMALL_SHARE * float(ops["self_ps"].sum()) else None
+
+
+def _in_kernels(steps: Steps, eager: str | None) -> float:
+    """Return the share of the steps in which TensorFlow's operations run: a compiled step runs them, too."""
+    full = steps.full()
+    if eager not in ("Keras", "TensorFlow") or not len(full):
+        return 0.0
+    kernels = full.frame["device_ps"] if full.devices.height else full.ops["self_ps"]
+    return min(float(kernels.sum()) / max(float(full.frame["dur_ps"].sum()), 1.0), 1.0)
 
 
 def _saves(steps: Steps) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from tpunb.analysis.account_segments import INSIDE_STEPS, OTHERS
+from tpunb.analysis.account_segments import COMPUTING, INSIDE_STEPS, OTHERS
 from tpunb.analysis.advice import ACCOUNT_RULES, RULES, advise
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
 from tpunb.analysis.metrics import IMPORTS
@@ -94,8 +94,8 @@ def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
     time_ps, others = run.time_ps(account or "other"), others_used(run)
     eager = advice.filter(pl.col("rule") == "eager steps", pl.col("saves_ps") > time_ps)
     if eager.height:
-        saves_ps = eager["saves_ps"].item()
-        first = f"The steps run operation by operation, {duration(saves_ps)} of {duration(run.wall_ps)}"
+        stepping = f"{duration(sum(map(run.time_ps, COMPUTING)))} of {duration(run.wall_ps)}"
+        first = f"The steps run operation by operation, {stepping}"
     elif account == "step time deviation" and others is not None and cause in (None, f"mostly {OTHERS}"):
         first = first.removesuffix(f": {cause}")
         again = "measure again on an idle machine"
