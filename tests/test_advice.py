@@ -509,7 +509,9 @@ def with_facts(rule, phases):
     if rule == "eager steps":
         steps = phases.steps
         ops = steps.ops.unique(["host", "step"]).with_columns(self_ps=pl.lit(S, pl.Int64))
-        return replace(phases, steps=replace(steps, devices=steps.devices.clear(), ops=ops, metadata={"eager": "Keras"}))
+        return replace(
+            phases, steps=replace(steps, devices=steps.devices.clear(), ops=ops, metadata={"eager": "Keras"})
+        )
     if rule == "ended iterators":
         return replace(phases, steps=replace(phases.steps, metadata={"data": "tf.data"}))
     if rule == "debugging":
