@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import time
 import weakref
 
 import numpy as np
@@ -112,6 +113,18 @@ def test_the_wait_for_a_slow_batch_is_input_wait_of_its_step(monkeypatch):
     with keras_marks(clock):
         reused(model).fit(tf.data.Dataset.range(10).map(loaded).with_options(options), verbose=0)
     assert [record.input_ns for record in clock.take()] == [0] * 5 + [500_000_000] + [0] * 4
+
+
+def test_what_a_fit_takes_to_free_its_iterator_as_it_returns_is_the_end_of_its_data(monkeypatch):
+    from keras.src.trainers.epoch_iterator import EpochIterator
+
+    monkeypatch.setattr(EpochIterator, "__del__", lambda _: time.sleep(0.05), raising=False)
+    clock = StepClock(annotation)
+    with keras_marks(clock):
+        reused(model).fit(pairs(), verbose=0)
+    spans = [spent for spent in clock.take_spans() if spent.detail == "end of the data"]
+    assert [spent.account for spent in spans] == ["data loading"]
+    assert spans[0].end_ns - spans[0].start_ns >= 50_000_000
 
 
 def test_an_error_of_the_model_is_raised_as_it_is():

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache, wraps
+from time import time_ns
 from types import GeneratorType
 from typing import Any
 
 from tpunb.profiler.step_clock import StepClock
+from tpunb.signals import Spent
 from tpunb.training.graph_work import step_flops
 from tpunb.training.patching import replaced
 
@@ -62,6 +64,8 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
                 return original(self, *args, **kwargs)
             finally:
                 timing.hook = None
+                if name == "on_train_end":
+                    timing.ended_ns = time_ns()
 
         return patched
 
@@ -108,6 +112,8 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
                 # a prediction in a callback of a training evaluates it
                 with clock.within(_METHODS[name][1] if len(_running) == 1 else "evaluation", name):
                     value = original(self, *args, **kwargs)
+                    if name == "fit" and len(_running) == 1 and timing.ended_ns:  # it has freed its iterator since
+                        clock.on_spent(Spent("data loading", "end of the data", timing.ended_ns, time_ns()))
                 done = True
             finally:
                 timing.hook = hook
@@ -160,6 +166,7 @@ class _Timing:
     def __init__(self, clock: StepClock) -> None:
         self.clock: StepClock | None = clock
         self.hook: str | None = None
+        self.ended_ns = 0  # end of the last training's last hook
         self.first = True  # whether no training step has begun
 
     def end(self) -> None:
