@@ -97,6 +97,7 @@ _OF_INPUT = {
     "datasets": "read through a DataLoader with num_workers=, map once and keep the result (Dataset.map, save_to_disk)",
 }
 """What to do about slow input: the parameters are those of the documentation of each."""
+_FEWER_FITS = "train more epochs in one fit; or pass a tf.data.Dataset with options.autotune.enabled = False"
 
 
 def _share(
@@ -401,6 +402,7 @@ ACCOUNT_RULES = (
         action="iterate once over data.repeat(epochs); or switch autotuning off (options.autotune.enabled = False)",
         source="stacks of threads: RootDataset::Iterator waits for Model::OptimizeLoop (TensorFlow 2.21); 5 % is ours",
         account="data loading",
+        actions=dict.fromkeys(("arrays", "generator", "PyDataset"), _FEWER_FITS),
     ),
     Rule(
         "restarted workers",

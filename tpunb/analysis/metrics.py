@@ -320,19 +320,20 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     """Return one row of metrics of the whole run, none without a record of its wall time; null if unknown.
 
     ``wall_ps``; of each account by its ``metric`` in ``tpunb.schema.ACCOUNTS``, of ``retracing`` (tracing and
-    compiling a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three models
-    or more, but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew`` (iterators of
-    Keras), ``ending`` (iterators of tf.data), ``starting`` and ``restarting`` (workers of a DataLoader, in its first
-    pass and later), ``importing`` (modules, by samples of preparation), ``avoidable`` (those but the framework's),
-    ``stepping`` (steps without waits) and ``dispatching`` (of it, what a compiled step would not take; see ``eager``)
-    the share of wall time, 0 to 1, and the time such as ``callbacks_ps``;
-    ``growth`` of memory in bytes an hour, if steady, to ``memory`` in bytes; ``eager``, what runs steps operation by
-    operation; ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "thread" if code
-    waits for one; ``evaluates``, "predict" if that takes most; ``saves``, "background" if Orbax does not hold up the
-    training for them; ``callback`` and ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of
-    retracing, and what had ``changed``: function, value or shape; ``models``, how many steps of models were traced;
-    ``unplanned``, ``saving`` without a known time between failures; ``save_ps``, time to save once;
-    ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the interval of least loss by Young.
+    compiling a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three
+    models or more, but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew``
+    (iterators of Keras), ``ending`` (iterators of tf.data, but for the last), ``starting`` and ``restarting``
+    (workers of a DataLoader, in its first pass and later), ``importing`` (modules, by samples of preparation),
+    ``avoidable`` (those but the framework's), ``stepping`` (steps without waits) and ``dispatching`` (of it, what a
+    compiled step would not take; see ``eager``) the share of wall time, 0 to 1, and the time such as
+    ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in bytes; ``eager``, what runs
+    steps operation by operation; ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``,
+    "thread" if code waits for one; ``evaluates``, "predict" if that takes most; ``saves``, "background" if Orbax
+    does not hold up the training for them; ``callback`` and ``retraced``, what took most of it, with
+    ``callback_ps``, the ``reason`` of retracing, and what had ``changed``: function, value or shape; ``models``,
+    how many steps of models were traced; ``unplanned``, ``saving`` without a known time between failures;
+    ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the interval
+    of least loss by Young.
 
     Parameters
     ----------
@@ -354,12 +355,10 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken |= {"retracing": min(retracing_ps, taken["startup"]), "rebuilding": min(rebuilding_ps, taken["startup"])}
     taken["first"] = taken["startup"] - max(taken["retracing"], taken["rebuilding"])
     collecting = run.frame.filter(account="step time deviation", detail="garbage collection")
-    for name, detail in (("anew", "a new iterator at the end of an epoch"), ("ending", "end of the data")):
-        spent = run.frame.filter(account="data loading", detail=detail)
-        taken[name] = int(spent["time_ps"].sum()) // run.hosts
-    if not (traits(phases.steps)["data"] or "").endswith("tf.data"):
-        taken["ending"] = 0  # of other data
-    most_ps = taken["loading"] - taken["anew"] - taken["ending"]
+    anew = run.frame.filter(account="data loading", detail="a new iterator at the end of an epoch")
+    taken["anew"] = int(anew["time_ps"].sum()) // run.hosts
+    taken["ending"], ends_ps = _ending_ps(run) if _reads_tf_data(phases.steps) else (0, 0)
+    most_ps = taken["loading"] - taken["anew"] - ends_ps
     for name, start_ps in zip(("starting", "restarting"), _starting_ps(phases.steps), strict=True):
         taken[name] = min(start_ps // run.hosts, most_ps)
         most_ps -= taken[name]
@@ -411,6 +410,21 @@ def _evaluates(steps: Steps) -> str | None:
     """Return "predict" if the program predicts beside its training, for longer than it evaluates."""
     times = dict(steps.frame.group_by("kind").agg(pl.col("dur_ps").sum()).iter_rows())
     return "predict" if times.get("predict", 0) > times.get("eval", 0) else None
+
+
+def _reads_tf_data(steps: Steps) -> bool:
+    """Return whether batches come from tf.data, as those do that Keras on TensorFlow makes of other data."""
+    of = traits(steps)
+    return (of["data"] or "").endswith("tf.data") or of["framework"] == "TensorFlow"
+
+
+def _ending_ps(run: Goodput) -> tuple[int, int]:
+    """Return the time in which iterators end: of those after which the run trains on, and of all."""
+    ends = run.segments.filter(account="data loading", detail="end of the data")
+    trains = run.segments.filter(pl.col("account") == "productive").group_by("host")
+    later = pl.col("start_ps") < pl.col("last_ps")
+    ends = ends.join(trains.agg(last_ps=pl.col("start_ps").max()), on="host", how="left")
+    return int(ends.filter(later)["dur_ps"].sum()) // run.hosts, int(ends["dur_ps"].sum()) // run.hosts
 
 
 def _starting_ps(steps: Steps) -> list[int]:

@@ -20,7 +20,7 @@ _ALSO = ["growing memory", "debugging"]  # rules that are said beside what took 
 _LOADED = 0.25  # share of run time that other programs may take of a healthy run
 _LEAST_SHARE = 0.1  # share of run time that an account takes, or advice saves, to be named
 _LEAST_EVALUATION = 0.2  # of an evaluation that the program asks for
-_ONCE = ("preparation", "program startup", "checkpoint restore")  # accounts of what a run does before it trains
+_ONCE = ("preparation", "program startup", "checkpoint restore", "data loading")  # also before or after it trains
 _TRAINED = 2  # steps, after which it trains
 
 
