@@ -67,7 +67,7 @@ def test_beside_a_parallel_input_pipeline_python_functions_are_its_own(stage):
     assert fired(phased("aa", ops={"a": ops})) == {}
 
 
-@pytest.mark.parametrize(("python", "action"), [(0.3, "store what they return"), (0.1, "cache")])
+@pytest.mark.parametrize(("python", "action"), [(0.3, "store what they return"), (0.1, "%%tpupoint --tune")])
 def test_functions_in_python_are_what_makes_a_pipeline_slow_if_they_take_half_of_it(python, action):
     ops = [("EagerPyFunc", "host", None, python), ("Iterator::Root::Map", "host", None, 0.4)]
     phases = phased("aa", a={"infeed": 0.5}, ops={"a": ops})
@@ -708,6 +708,21 @@ def test_loops_over_examples_of_pytorch_are_told_from_large_operations():
     assert "eager steps" in of(5000, 3)
     assert "eager steps" not in of(5000, 30)
     assert "eager steps" not in of(500, 3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "place", "remedy"),
+    [
+        ("garbage collection", "a.py:1 in train ← gc.collect", "remove gc.collect()"),
+        ("garbage collection", "a.py:1 in train ← loss.backward", "call `gc.freeze()`"),
+        ("slow callbacks", "a.py:1 in on_epoch_end ← self.model", "call it less often, and the model"),
+        ("slow callbacks", "a.py:1 in on_epoch_end ← np.save", "call it less often, or"),
+    ],
+)
+def test_the_remedy_is_for_the_line_that_samples_show(rule, place, remedy):
+    spans, _, _ = OF_RUN[rule]
+    rows = advise(sampled(accounted(*spans), *((at, place, False) for at in range(60)))).filter(rule=rule)
+    assert rows["action"].item().startswith(remedy)
 
 
 def test_a_wait_for_another_thread_and_predict_in_a_loop_have_remedies_of_their_own():
