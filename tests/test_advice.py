@@ -688,8 +688,11 @@ if __name__ == "__main__":
 def test_workers_that_start_anew_in_each_pass_are_named_apart_from_slow_input():
     starts = [(10 * n, 1, "data loading", "start of workers") for n in range(4)]
     phases = accounted(*starts, wall_s=41, input_ps=S // 2)
-    frame = phases.steps.frame.with_columns(input_ps=pl.when(pl.col("step") % 5 == 2).then(3 * S).otherwise("input_ps"))
+    frame = phases.steps.frame.with_columns(
+        input_ps=pl.when(pl.col("step") % 5 == 2).then(3 * S).otherwise("input_ps"), idle_ps=pl.lit(None, pl.Int64)
+    )
     phases = replace(phases, steps=replace(phases.steps, frame=frame))
+    assert [*advise(phases)["rule"]] == ["restarted workers", "slow input"]  # and no input of the phase
     rows = of_run(phases)
     assert rows["restarted workers"] == pytest.approx(
         3 * 1 + 2 * 2.5

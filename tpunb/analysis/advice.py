@@ -370,7 +370,8 @@ CALL_RULES = (
 )
 """Rules for calls of PyTorch's operators with their shapes: metrics of `tpunb.analysis.calls`, of one phase each."""
 
-_waiting = pl.col("loading") - pl.sum_horizontal("anew", "ending", "starting", "restarting")
+_explained = pl.sum_horizontal("anew", "ending", "starting", "restarting")
+_waiting = pl.col("loading") - _explained
 _again = pl.max_horizontal("retracing", "rebuilding")
 _every, _best = pl.col("save_every_ps"), pl.col("save_best_ps")
 _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, https://doi.org/10.1145/361147.361115"
@@ -500,7 +501,7 @@ ACCOUNT_RULES = (
             "function": "wrap the function in jit or tf.function once, outside of the loop, and call that",
             "value": "pass the Python value as a tensor or an array",
             "shape": "use batches of one shape, or of few (drop_remainder, padding, buckets of lengths)",
-            "growth": "collect values in a list (`losses.append(loss)`), as an array that grows has a new shape each time",
+            "growth": "collect values in a list (`losses.append(loss)`), not in an array that grows",
         },
         by="changed",
     ),
@@ -702,6 +703,8 @@ without a known cause.
     metrics = account_metrics(phases, failure_every_h, run_goodput)
     if metrics.is_empty():
         return rows
+    if metrics.select((_waiting < _explained) & (_explained > 0.05)).item():  # the waits of phases have these causes
+        rows = rows.filter(pl.col("rule") != "input")
     metrics = metrics.with_columns(phase=pl.lit(None, pl.Int64), typical_ps="wall_ps")
     return _ranked(rows, _applied(ACCOUNT_RULES, metrics, metrics["wall_ps"].item(), "wall time"))
 

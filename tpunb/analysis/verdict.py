@@ -86,10 +86,13 @@ def verdict(phases: Phases) -> Verdict | None:
 def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
     """Return what took most of the run time, and the advice on it, or else the first."""
     run = goodput(phases)
-    advice = advice.filter(pl.col("saves_ps") >= _LEAST_SHARE * run.wall_ps)
     of = {rule.name: rule.account for rule in (*ACCOUNT_RULES, *RULES)}
+    half_ps = {name: run.time_ps(account) / 2 for name, account in of.items() if account}
+    most = pl.col("saves_ps") >= pl.col("rule").replace_strict(half_ps, default=None)
+    mostly = advice.filter(pl.col("saves_ps") > 0, most)  # what saves most of an account is advice on it
+    advice = advice.filter(pl.col("saves_ps") >= _LEAST_SHARE * run.wall_ps)
     imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(IMPORTS))
-    advised = {of.get(rule) for rule in advice["rule"]}
+    advised = {of.get(rule) for rule in [*advice["rule"], *mostly["rule"]]}
     account, cause, first = _headline(run, advised, imports=imports["share"].sum() > 0.5)
     time_ps, others = run.time_ps(account or "other"), others_used(run)
     eager = advice.head(1).filter(rule="eager steps")
@@ -103,8 +106,10 @@ def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
             return Verdict(f"{_healthy(run)}. {first}, as the machine was busy: {others}.", account, healthy=True)
         sentence = f"{first}. The machine was busy, {others}: {again}, saves up to {duration(time_ps)}."
         return Verdict(sentence, account, again, time_ps)
-    on_it = eager if eager.height else advice.filter(pl.col("rule").is_in([name for name in of if of[name] == account]))
-    if advice.is_empty():
+    of_account = pl.col("rule").is_in([name for name in of if of[name] == account])
+    on_it = eager if eager.height else advice.filter(of_account)
+    on_it = on_it if on_it.height else mostly.filter(of_account)
+    if advice.is_empty() and on_it.is_empty():
         return Verdict(f"{first}.", account, healthy=account is None)
     best = (on_it if on_it.height else advice).row(0, named=True)
     if on_it.height and cause is None and best["rule"] == "retracing":
@@ -128,7 +133,7 @@ def _headline(run: Goodput, advised: set[str | None], *, imports: bool) -> tuple
     """Return the account that took most, if a tenth, its cause, and both in words; what imports take comes last."""
     ours = pl.col("account").is_in(["productive", "profiler"])  # nothing that the program wastes
     of_evaluation = _LEAST_SHARE if "evaluation" in advised else _LEAST_EVALUATION
-    of_input = _LEAST_SHARE / max(1 - crowding(run.load), _LEAST_SHARE)  # as its advice
+    of_input = _LEAST_SHARE / max(1 - crowding(run.load) * ("data loading" not in advised), _LEAST_SHARE)
     least = pl.when(account="evaluation").then(of_evaluation).when(account="data loading").then(of_input)
     least = least.otherwise(_LEAST_SHARE)
     most = totals(run).filter(~ours, pl.col("share") >= least)
@@ -138,7 +143,7 @@ def _headline(run: Goodput, advised: set[str | None], *, imports: bool) -> tuple
         most = most.filter(pl.col("account") != "preparation")
     most = most.head(1)
     if most.is_empty():
-        took = {name: "once per run" for name in once}
+        took = dict.fromkeys(once, "once per run")
         if run.time_ps("data loading") >= _LEAST_SHARE * run.wall_ps and (others := others_used(run)):
             took["data loading"] = f"as the machine was busy: {others}"
         rest = [f". {ACCOUNTS[name].subject} took {duration(run.time_ps(name))}, {why}" for name, why in took.items()]
