@@ -67,7 +67,7 @@ def test_beside_a_parallel_input_pipeline_python_functions_are_its_own(stage):
     assert fired(phased("aa", ops={"a": ops})) == {}
 
 
-@pytest.mark.parametrize(("python", "action"), [(0.3, "store what they return"), (0.1, "cache")])
+@pytest.mark.parametrize(("python", "action"), [(0.3, "store what they return"), (0.1, "%%tpupoint --tune")])
 def test_functions_in_python_are_what_makes_a_pipeline_slow_if_they_take_half_of_it(python, action):
     ops = [("EagerPyFunc", "host", None, python), ("Iterator::Root::Map", "host", None, 0.4)]
     phases = phased("aa", a={"infeed": 0.5}, ops={"a": ops})
@@ -692,8 +692,11 @@ if __name__ == "__main__":
 def test_workers_that_start_anew_in_each_pass_are_named_apart_from_slow_input():
     starts = [(10 * n, 1, "data loading", "start of workers") for n in range(4)]
     phases = accounted(*starts, wall_s=41, input_ps=S // 2)
-    frame = phases.steps.frame.with_columns(input_ps=pl.when(pl.col("step") % 5 == 2).then(3 * S).otherwise("input_ps"))
+    frame = phases.steps.frame.with_columns(
+        input_ps=pl.when(pl.col("step") % 5 == 2).then(3 * S).otherwise("input_ps"), idle_ps=pl.lit(None, pl.Int64)
+    )
     phases = replace(phases, steps=replace(phases.steps, frame=frame))
+    assert [*advise(phases)["rule"]] == ["restarted workers", "slow input"]  # and no input of the phase
     rows = of_run(phases)
     assert rows["restarted workers"] == pytest.approx(
         3 * 1 + 2 * 2.5
@@ -712,6 +715,21 @@ def test_loops_over_examples_of_pytorch_are_told_from_large_operations():
     assert "eager steps" in of(5000, 3)
     assert "eager steps" not in of(5000, 30)
     assert "eager steps" not in of(500, 3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "place", "remedy"),
+    [
+        ("garbage collection", "a.py:1 in train ← gc.collect", "remove gc.collect()"),
+        ("garbage collection", "a.py:1 in train ← loss.backward", "call `gc.freeze()`"),
+        ("slow callbacks", "a.py:1 in on_epoch_end ← self.model", "call it less often, and the model"),
+        ("slow callbacks", "a.py:1 in on_epoch_end ← np.save", "call it less often, or"),
+    ],
+)
+def test_the_remedy_is_for_the_line_that_samples_show(rule, place, remedy):
+    spans, _, _ = OF_RUN[rule]
+    rows = advise(sampled(accounted(*spans), *((at, place, False) for at in range(60)))).filter(rule=rule)
+    assert rows["action"].item().startswith(remedy)
 
 
 def test_a_wait_for_another_thread_and_predict_in_a_loop_have_remedies_of_their_own():

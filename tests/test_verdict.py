@@ -88,13 +88,47 @@ def test_steps_slower_for_a_known_cause_are_not_to_be_measured_again():
         ("x = float32({}, 64) (before: float32(0, 64))", "Use batches of one shape"),
         ("epoch = {} (before: 0)", "Pass the Python value"),
         ("a new function", "Wrap the function"),
+        ("float32[{}] (before: float32[0])", "Collect values in a list"),
     ],
 )
 def test_the_cause_of_retracing_is_named_with_its_remedy(reason, action):
-    why = [f"compiling f again for {reason.format(n)}" for n in range(6)]
+    function = "jit(append)" if "list" in action else "f"
+    why = [f"compiling {function} again for {reason.format(n)}" for n in range(6)]
     retraced = [(40 + 8 * n, 7 + n // 5, "program startup", detail) for n, detail in enumerate(why)]
     found = verdict(accounted(*retraced))
     assert f"mostly {why[-1]}. {action}" in found.sentence
+
+
+def test_what_compiles_again_is_named_before_what_compiles_once():
+    once = [(41 + n, 1, "program startup", f"compiling f{n}") for n in range(44)]
+    again = [
+        (85 + n, 1, "program startup", f"compiling g again for float32[{n}] (before: float32[0])") for n in range(28)
+    ]
+    found = verdict(accounted(*once, *again, wall_s=113))
+    assert found.sentence == (
+        "Tracing, compiling and first runs took 72.0 s of 113.0 s (64 % of run time): again g, for float32[27] "
+        "(before: float32[0]). Use batches of one shape, or of few (drop_remainder, padding, buckets of lengths): saves up to "
+        "28.0 s."
+    )
+
+
+def test_operations_that_compile_one_by_one_are_a_part_of_eager_steps():
+    phases = accounted(*((41 + n, 1, "program startup", f"compiling jit(add) again for f32[{n}]") for n in range(50)))
+    found = verdict(with_facts(phases, eager="JAX"))
+    assert found.sentence.startswith("The steps run operation by operation, 90.0 s of 100.0 s. Compile the whole step")
+
+
+@pytest.mark.parametrize(("used", "account"), [(1.0, None), (0.8, "data loading")])
+def test_waits_for_input_on_a_full_machine_are_not_the_program_s(used, account):
+    phases = accounted(input_ps=S // 2, wall_s=41)
+    load = pl.DataFrame([("toy", n * S, 0.4, used, 0) for n in range(40)], schema.LOAD, orient="row")
+    found = verdict(replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, load=load))))
+    assert found.account == account
+    assert found.healthy is (account is None)
+    if account is None:
+        assert found.sentence.endswith(
+            "Waiting for input took 5.0 s, as the machine was busy: other programs used 60 % of its processors."
+        )
 
 
 def test_what_compiles_before_the_first_step_is_not_compiled_again():
@@ -149,7 +183,7 @@ def test_steps_that_run_eagerly_are_named_before_what_they_cause():
 @pytest.mark.parametrize(
     ("data", "spans", "action"),
     [
-        ("tf.data", [], "tune the input pipeline"),
+        ("tf.data", [], "prefetch, map in parallel, cache: `data = tp.tune(data)"),
         ("tf.data", [(41, 1, "tuning", "trials")], "the pipeline is tuned already: "),
         ("DataLoader", [], "give the DataLoader workers"),
         ("DataLoader with workers", [], "give it more workers (num_workers=)"),

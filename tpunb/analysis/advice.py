@@ -76,15 +76,16 @@ class Rule:
         """Names of the metrics in its expressions.
 
         >>> RULES[0].needs
-        ['input']
+        ['crowding', 'input']
         """
         return sorted({*self.when.meta.root_names(), *self.saves.meta.root_names()})
 
 
+_TUNE = "prefetch, map in parallel, cache: `data = tp.tune(data).apply(data)`, or in a notebook %%tpupoint --tune"
 _OF_INPUT = {
-    "tf.data": "tune the input pipeline (%%tpupoint --tune, tp.tune): prefetch, map in parallel, cache",
-    "Python tf.data": "tune the input pipeline (%%tpupoint --tune, tp.tune): prefetch, map in parallel, cache; what "
-    "computes in Python runs one after another: write it in TensorFlow's operations, or store what they return",
+    "tf.data": _TUNE,
+    "Python tf.data": f"{_TUNE}; what computes in Python runs one after another: write it in TensorFlow's "
+    "operations, or store what they return",
     "tuned tf.data": "the pipeline is tuned already: store prepared data (Dataset.save, TFRecord), use more processors",
     "arrays": "use larger batches, or run more steps per call: `model.compile(..., steps_per_execution=16)`",
     "PyDataset": "give it workers (workers=, use_multiprocessing=, max_queue_size=), read more per batch at once",
@@ -120,9 +121,10 @@ _mxu, _hbm = pl.col("mxu"), pl.col("hbm")
 _to_high = pl.col("busy") * (1 - _mxu / _HIGH)  # the same work at a high utilisation
 
 RULES = (
-    _share(
+    Rule(
         "input",
-        0.1,
+        when=pl.col("input") * (1 - pl.col("crowding")) > 0.1,  # of a full machine, waits for a processor are not ours
+        saves=pl.col("input"),
         sentence="Waiting for input takes {input} of the phase's step time",
         action="prepare batches in parallel and ahead of the steps, cache what every epoch reads",
         source="TPUPoint VI.B, observations 3 and 4; over 10 % of step time: XProf's InputBoundRule",
@@ -369,14 +371,16 @@ CALL_RULES = (
 )
 """Rules for calls of PyTorch's operators with their shapes: metrics of `tpunb.analysis.calls`, of one phase each."""
 
-_waiting = pl.col("loading") - pl.sum_horizontal("anew", "ending", "starting", "restarting")
+_explained = pl.sum_horizontal("anew", "ending", "starting", "restarting")
+_waiting = pl.col("loading") - _explained
+_again = pl.max_horizontal("retracing", "rebuilding")
 _every, _best = pl.col("save_every_ps"), pl.col("save_best_ps")
 _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, https://doi.org/10.1145/361147.361115"
 
 ACCOUNT_RULES = (
     Rule(
         "slow input",
-        when=_waiting > 0.1,
+        when=_waiting * (1 - pl.col("crowding")) > 0.1,
         saves=_waiting,
         sentence="Waiting for input takes {loading} of wall time",
         action="prepare batches in parallel and ahead of the steps, cache what every epoch reads",
@@ -435,6 +439,8 @@ ACCOUNT_RULES = (
         action="call `gc.freeze()` once all is built; collect by hand, between epochs (gc.disable, gc.collect)",
         source="https://docs.python.org/3/library/gc.html: freeze; 5 % is ours",
         account="step time deviation",
+        actions={"program": "remove gc.collect() from the loop: what nothing refers to is freed without it"},
+        by="collects",
     ),
     Rule(
         "growing memory",
@@ -450,6 +456,8 @@ ACCOUNT_RULES = (
         saves=pl.col("callbacks"),
         sentence="Callbacks take {callbacks} of wall time, mostly {callback}: {callback_ps}",
         action="call it less often, or do its work in another thread or after training",
+        actions={"model": "call it less often, and the model in it on whole batches, not on each example"},
+        by="calls",
         source="account of tp.goodput; 5 % as for callbacks of a step",
         account="callbacks",
     ),
@@ -495,6 +503,7 @@ ACCOUNT_RULES = (
             "function": "wrap the function in jit or tf.function once, outside of the loop, and call that",
             "value": "pass the Python value as a tensor or an array",
             "shape": "use batches of one shape, or of few (drop_remainder, padding, buckets of lengths)",
+            "growth": "collect values in a list (`losses.append(loss)`), not in an array that grows",
         },
         by="changed",
     ),
@@ -551,11 +560,14 @@ ACCOUNT_RULES = (
     ),
     Rule(
         "long startup",
-        when=pl.col("first") > pl.col("productive"),
+        when=(pl.col("first") > pl.col("productive")) & (pl.col("first") > 2 * _again),
         saves=pl.col("first"),
         sentence="Tracing and compiling for the first time takes {first_ps}, longer than the {productive_ps} of "
         "productive training",
         action="enable the persistent compilation cache, load data while programs compile, train longer per run",
+        actions=dict.fromkeys(
+            ("Keras", "TensorFlow"), "train longer per run: TensorFlow traces once in each, and keeps no cache of it"
+        ),
         source=_LONGER,
         account="program startup",
     ),
@@ -693,6 +705,8 @@ without a known cause.
     metrics = account_metrics(phases, failure_every_h, run_goodput)
     if metrics.is_empty():
         return rows
+    if metrics.select((_waiting < _explained) & (_explained > 0.05)).item():  # the waits of phases have these causes
+        rows = rows.filter(pl.col("rule") != "input")
     metrics = metrics.with_columns(phase=pl.lit(None, pl.Int64), typical_ps="wall_ps")
     return _ranked(rows, _applied(ACCOUNT_RULES, metrics, metrics["wall_ps"].item(), "wall time"))
 

@@ -26,6 +26,7 @@ from tpunb.text import cut, duration, percent, plain, plural
 _OF_CPU = 0.7  # of the work of XLA on a CPU: 0.73 to 0.96 of loops that never wait are recorded
 _LEAST_SHARE = 0.02  # of wall time that is named
 _MOST_ACCOUNTS, _MOST_DETAILS = 4, 2  # that are named; details of one account
+_FULL = 0.9  # share of the processors in use where a thread waits for one
 _UNEXPLAINED = 0.05  # share of wall time in "other" above which the sentence begins with it
 
 
@@ -120,6 +121,12 @@ def totals(goodput: Goodput, *by: str) -> pl.DataFrame:
     return summed.filter(pl.col("time_ps") > 0).with_columns(share=share).sort("time_ps", descending=True)
 
 
+def works(goodput: Goodput) -> pl.DataFrame:
+    """Return `totals` by detail; what is traced or compiled for one shape after the other is one."""
+    again = pl.col("detail").str.replace(" again for .*", " again")
+    return totals(replace(goodput, frame=goodput.frame.with_columns(again)), "detail").drop_nulls("detail")
+
+
 def _sentence(goodput: Goodput) -> str:
     """Return where the wall time went: productive time, then the accounts that took most of the rest."""
     accounts = {str(row["account"]): row for row in totals(goodput).iter_rows(named=True)}
@@ -139,9 +146,7 @@ def _sentence(goodput: Goodput) -> str:
 
 def _details(goodput: Goodput, account: str, whole: str) -> Iterator[str]:
     """Yield the largest details of an account, each with its time unless that is the whole."""
-    again = pl.col("detail").str.replace(" again for .*", " again")  # tracing for one shape after the other
-    rows = totals(replace(goodput, frame=goodput.frame.with_columns(again)), "detail").drop_nulls("detail")
-    rows = rows.filter(pl.col("account") == account, pl.col("share") >= _LEAST_SHARE / 4)
+    rows = works(goodput).filter(pl.col("account") == account, pl.col("share") >= _LEAST_SHARE / 4)
     for row in rows.head(_MOST_DETAILS).iter_rows(named=True):
         time = duration(row["time_ps"])
         yield cut(plain(row["detail"]), 80) + f" {time}" * (time != whole)
@@ -159,6 +164,12 @@ def others_used(goodput: Goodput) -> str | None:
     if not isinstance(share, float) or share <= BUSY:
         return None
     return f"other programs used {percent(share)} of its processors"
+
+
+def crowding(load: pl.DataFrame) -> float:
+    """Return the share of the processors that other programs used while none was free, 0 to 1, mean over seconds."""
+    others = (pl.col("machine_cpu") - pl.col("cpu")).clip(0, 1)
+    return float(load.select(pl.when(pl.col("machine_cpu") > _FULL).then(others).otherwise(0.0).mean()).item() or 0.0)
 
 
 def goodput(run: Run) -> Goodput:

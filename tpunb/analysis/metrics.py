@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 import polars as pl
 
-from tpunb.analysis.goodput import Goodput, goodput, totals
+from tpunb.analysis.goodput import Goodput, crowding, goodput, totals
 from tpunb.analysis.roofline import Roofline, device_of
 from tpunb.analysis.run import Run, loaded, steps
 from tpunb.errors import TpunbError
@@ -19,6 +19,7 @@ from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.op_matrix import distinct_ops, op_matrix, self_times
 from tpunb.schema import ACCOUNTS, SPANS, UTILISATION, check
+from tpunb.step_stats.boundaries import is_primitive
 from tpunb.step_stats.launches import sync_place
 
 READS = 0.05
@@ -61,9 +62,11 @@ _OF_FRAMEWORKS = {
 }
 """Modules that a program of a framework cannot do without."""
 _WAITS = r" ← .*\.(get|put|join|wait|result|acquire|recv|communicate|poll)$"  # for another thread or process
+_COLLECTS = r" ← (gc\.)?collect$"
+_CALLS = r" ← .*\bmodel(\.predict|\.predict_on_batch)?$"  # in a callback
 _TEXTS = {  # metrics of the run that are no figures
     *("callback", "retraced", "reason", "changed", "models", "data", "saves", "waits", "evaluates", "eager", "debug"),
-    "framework",
+    *("framework", "collects", "calls"),
 }
 _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
 _MANY_OPS, _SMALL_PS, _SMALL_SHARE = 1000, 10e6, 0.8  # of PyTorch on a CPU in a step: 3 us each in loops over examples
@@ -85,7 +88,8 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
     Other columns: ``name``; ``kinds``, ``share`` (of all step time), ``dur_ps``, ``steps`` and ``full`` as in
     ``tpunb.schema.PHASES``; ``mxu`` (utilisation of the MXU, else of the device's peak FLOP/s) and ``hbm``, 0 to 1;
     ``flops_counted``, the share of busy time whose FLOPs are known where ``mxu`` is of peak FLOP/s;
-    ``step_ps``, the mean step time, and ``typical_ps``, that times the number of steps; ``compiled_ps``, compile time
+    ``crowding``, the share of the processors that other programs used while none was free; ``step_ps``, the mean step
+    time, and ``typical_ps``, that times the number of steps; ``compiled_ps``, compile time
     of the first steps of kinds, and ``compile``, its share of the phase's time; ``formatting_op`` and the like, the
     operation with most of that share; ``twin``, ``twin_ps``, ``stall_ps``, ``stalled_side`` and ``stalled``: the phase
     that a stall is measured against, and the kind of wait.
@@ -125,6 +129,7 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
     late = pl.when(is_short).then(short).otherwise(pl.lit("since the host launches its work late"))
     late = pl.when(pl.col("late") > pl.col("idle") / 2).then(late)
     rows = rows.with_columns(idle_cause=late.otherwise(pl.lit("without a known cause")))
+    rows = rows.with_columns(crowding=pl.lit(0.0 if phases.steps.wall is None else crowding(phases.steps.wall.load)))
     place = _sync_place(phases.steps) if (rows["reads"] > READS).any() else None
     return rows.with_columns(pl.col("reads_op").fill_null("a synchronous call") + (f" at {place}" if place else ""))
 
@@ -326,14 +331,15 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     (workers of a DataLoader, in its first pass and later), ``importing`` (modules, by samples of preparation),
     ``avoidable`` (those but the framework's), ``stepping`` (steps without waits) and ``dispatching`` (of it, what a
     compiled step would not take; see ``eager``) the share of wall time, 0 to 1, and the time such as
-    ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in bytes; ``eager``, what runs
-    steps operation by operation; ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``,
-    "thread" if code waits for one; ``evaluates``, "predict" if that takes most; ``saves``, "background" if Orbax
-    does not hold up the training for them; ``callback`` and ``retraced``, what took most of it, with
-    ``callback_ps``, the ``reason`` of retracing, and what had ``changed``: function, value or shape; ``models``,
-    how many steps of models were traced; ``unplanned``, ``saving`` without a known time between failures;
-    ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the interval
-    of least loss by Young.
+    ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in bytes; ``crowding``, the
+    share of the processors that other programs used while none was free; ``eager``, what runs steps operation by
+    operation; ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "thread" if code
+    waits for one; ``collects``, "program" if that collects garbage itself; ``calls``, "model" if callbacks mostly
+    call one; ``evaluates``, "predict" if that takes most; ``saves``, "background" if Orbax does not hold up the
+    training for them; ``callback`` and ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of
+    retracing, and what had ``changed``: function, value or shape; ``models``, how many steps of models were traced;
+    ``unplanned``, ``saving`` without a known time between failures; ``save_ps``, time to save once;
+    ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the interval of least loss by Young.
 
     Parameters
     ----------
@@ -369,6 +375,9 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken["avoidable"] = round(taken["preparation"] * avoidable["share"].sum())
     taken["stepping"] = taken["productive"] + taken["idle"] + times.get("step time deviation", 0)
     eager = _eager(phases.steps)
+    if eager == "JAX" and is_primitive((retraced or "").removeprefix("jit(").removesuffix(")")):
+        taken["stepping"] += taken["retracing"]  # of operations on their own, for each shape
+        taken["retracing"] = 0
     taken["dispatching"] = round(taken["stepping"] * (1 - _in_kernels(phases.steps, eager)))
     taken["collecting"] = int(collecting["time_ps"].sum()) // run.hosts
     for name, time_ps in taken.items():
@@ -380,15 +389,20 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         "callback_ps": round(most[0]["time_ps"]) if most else None,
         "retraced": retraced,
         "reason": reason or "arguments that were not seen",
-        "changed": next((cause for pattern, cause in _CHANGED.items() if re.search(pattern, reason or "")), None),
+        "changed": next(
+            (cause for pattern, cause in _CHANGED.items() if re.search(pattern, f"{retraced}: {reason}")), None
+        ),
         **_growth(run.load, phases.steps.frame),
+        "crowding": crowding(run.load),
         "eager": eager,
         "debug": phases.steps.metadata.get("debug"),
         **traits(phases.steps),
         "models": str(models),
         "saves": phases.steps.metadata.get("saves"),
-        "waits": _waits(run.places),
+        "waits": "thread" if _is_mostly_at(run.places, "program code", _WAITS) else None,
         "evaluates": _evaluates(phases.steps),
+        "collects": "program" if run.places["place"].str.contains(_COLLECTS).any() else None,
+        "calls": "model" if _is_mostly_at(run.places, "callbacks", _CALLS) else None,
         "save_ps": taken["saving"] / saves if saves else None,
         "save_every_ps": run.wall_ps / saves if saves else None,
         "save_best_ps": None,
@@ -399,11 +413,10 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     return pl.DataFrame([row], schema={name: pl.String() if name in _TEXTS else pl.Float64() for name in row})
 
 
-def _waits(places: pl.DataFrame) -> str | None:
-    """Return "thread" if code of the program mostly waits for another thread or process."""
-    code = places.filter(account="program code").drop_nulls("place")
-    waiting = code.filter(pl.col("place").str.contains(_WAITS))["samples"].sum()
-    return "thread" if waiting > code["samples"].sum() / 2 else None
+def _is_mostly_at(places: pl.DataFrame, account: str, pattern: str) -> bool:
+    """Return whether most samples in an account are at places of a pattern."""
+    sampled = places.filter(account=account).drop_nulls("place")
+    return bool(sampled.filter(pl.col("place").str.contains(pattern))["samples"].sum() > sampled["samples"].sum() / 2)
 
 
 def _evaluates(steps: Steps) -> str | None:
@@ -537,8 +550,13 @@ def traits(steps: Steps) -> dict[str, str | None]:
     return {"data": data, "framework": framework}
 
 
-_CHANGED = {"^a new function": "function", r"\w\[|\w\(": "shape", r" = ": "value"}
-"""What has changed, by patterns of the reasons why a function is compiled again."""
+_CHANGED = {
+    r"^jit\((append|concatenate|[hv]?stack)\): ": "growth",
+    ": a new function": "function",
+    r": .*\w[\[(]": "shape",
+    r": .* = ": "value",
+}
+"""What has changed, by patterns of a function and the reasons why it is compiled again."""
 
 
 def _retraced(steps: Steps, hosts: int) -> tuple[str | None, str | None, int]:

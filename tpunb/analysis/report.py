@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from tpunb.analysis.advice import advise
-from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
+from tpunb.analysis.goodput import Goodput, goodput, others_used, totals, works
 from tpunb.analysis.run import Run, loaded, phases
 from tpunb.analysis.verdict import verdict
 from tpunb.errors import NoSteps, TpunbError
@@ -223,7 +223,7 @@ class _Writer:
     def _accounts(self) -> Iterator[dict[str, Any]]:
         if self.goodput is None:
             return
-        details = totals(self.goodput, "detail").drop_nulls("detail")
+        details = works(self.goodput)
         most = totals(self.goodput).filter(pl.col("share") >= _LEAST_SHARE).head(_ACCOUNTS)
         for account in most["account"]:
             causes = details.filter(pl.col("account") == account, pl.col("share") >= _LEAST_SHARE).head(_CAUSES)

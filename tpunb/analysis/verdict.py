@@ -8,7 +8,7 @@ import polars as pl
 
 from tpunb.analysis.account_segments import COMPUTING, INSIDE_STEPS, OTHERS
 from tpunb.analysis.advice import ACCOUNT_RULES, RULES, advise
-from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
+from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
 from tpunb.analysis.metrics import IMPORTS
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
@@ -86,16 +86,19 @@ def verdict(phases: Phases) -> Verdict | None:
 def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
     """Return what took most of the run time, and the advice on it, or else the first."""
     run = goodput(phases)
-    advice = advice.filter(pl.col("saves_ps") >= _LEAST_SHARE * run.wall_ps)
     of = {rule.name: rule.account for rule in (*ACCOUNT_RULES, *RULES)}
+    half_ps = {name: run.time_ps(account) / 2 for name, account in of.items() if account}
+    most = pl.col("saves_ps") >= pl.col("rule").replace_strict(half_ps, default=None)
+    mostly = advice.filter(pl.col("saves_ps") > 0, most)  # what saves most of an account is advice on it
+    advice = advice.filter(pl.col("saves_ps") >= _LEAST_SHARE * run.wall_ps)
     imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(IMPORTS))
-    advised = {of.get(rule) for rule in advice["rule"]}
+    advised = {of.get(rule) for rule in [*advice["rule"], *mostly["rule"]]}
     account, cause, first = _headline(run, advised, imports=imports["share"].sum() > 0.5)
     time_ps, others = run.time_ps(account or "other"), others_used(run)
-    eager = advice.filter(pl.col("rule") == "eager steps", pl.col("saves_ps") > time_ps)
+    eager = advice.head(1).filter(rule="eager steps")
     if eager.height:
-        stepping = f"{duration(sum(map(run.time_ps, COMPUTING)))} of {duration(run.wall_ps)}"
-        first = f"The steps run operation by operation, {stepping}"
+        stepping_ps = max(sum(map(run.time_ps, COMPUTING)), eager["saves_ps"].item())  # with what they compile
+        first = f"The steps run operation by operation, {duration(stepping_ps)} of {duration(run.wall_ps)}"
     elif account == "step time deviation" and others is not None and cause in (None, f"mostly {OTHERS}"):
         first = first.removesuffix(f": {cause}")
         again = "measure again on an idle machine"
@@ -103,10 +106,14 @@ def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
             return Verdict(f"{_healthy(run)}. {first}, as the machine was busy: {others}.", account, healthy=True)
         sentence = f"{first}. The machine was busy, {others}: {again}, saves up to {duration(time_ps)}."
         return Verdict(sentence, account, again, time_ps)
-    on_it = eager if eager.height else advice.filter(pl.col("rule").is_in([name for name in of if of[name] == account]))
-    if advice.is_empty():
+    of_account = pl.col("rule").is_in([name for name in of if of[name] == account])
+    on_it = eager if eager.height else advice.filter(of_account)
+    on_it = on_it if on_it.height else mostly.filter(of_account)
+    if advice.is_empty() and on_it.is_empty():
         return Verdict(f"{first}.", account, healthy=account is None)
     best = (on_it if on_it.height else advice).row(0, named=True)
+    if on_it.height and cause is None and best["rule"] == "retracing":
+        first += f": again {best['sentence'].partition('mostly ')[2].removesuffix('.')}"
     action, saves = best["action"].partition(";")[0], f"saves up to {duration(best['saves_ps'])}"
     do = f"{action[0].upper()}{action[1:]}: {saves}"
     if not on_it.height:  # it is about something else
@@ -126,7 +133,9 @@ def _headline(run: Goodput, advised: set[str | None], *, imports: bool) -> tuple
     """Return the account that took most, if a tenth, its cause, and both in words; what imports take comes last."""
     ours = pl.col("account").is_in(["productive", "profiler"])  # nothing that the program wastes
     of_evaluation = _LEAST_SHARE if "evaluation" in advised else _LEAST_EVALUATION
-    least = pl.when(account="evaluation").then(of_evaluation).otherwise(_LEAST_SHARE)
+    of_input = _LEAST_SHARE / max(1 - crowding(run.load) * ("data loading" not in advised), _LEAST_SHARE)
+    least = pl.when(account="evaluation").then(of_evaluation).when(account="data loading").then(of_input)
+    least = least.otherwise(_LEAST_SHARE)
     most = totals(run).filter(~ours, pl.col("share") >= least)
     once = [name for name in most["account"] if name not in advised and _is_once(run, name)]
     most = most.filter(~pl.col("account").is_in(once))
@@ -134,8 +143,11 @@ def _headline(run: Goodput, advised: set[str | None], *, imports: bool) -> tuple
         most = most.filter(pl.col("account") != "preparation")
     most = most.head(1)
     if most.is_empty():
-        paid = [f". {ACCOUNTS[name].subject} took {duration(run.time_ps(name))}, once per run" for name in once]
-        return None, None, _healthy(run) + "".join(paid)
+        took = dict.fromkeys(once, "once per run")
+        if run.time_ps("data loading") >= _LEAST_SHARE * run.wall_ps and (others := others_used(run)):
+            took["data loading"] = f"as the machine was busy: {others}"
+        rest = [f". {ACCOUNTS[name].subject} took {duration(run.time_ps(name))}, {why}" for name, why in took.items()]
+        return None, None, _healthy(run) + "".join(rest)
     account, time_ps, share = most.select(pl.col("account").cast(pl.String), "time_ps", "share").row(0)
     cause = _cause(run, account)
     took = f"{duration(time_ps)} of {duration(run.wall_ps)} ({percent(share)} of run time)"
