@@ -107,8 +107,8 @@ def test_what_compiles_again_is_named_before_what_compiles_once():
     found = verdict(accounted(*once, *again, wall_s=113))
     assert found.sentence == (
         "Tracing, compiling and first runs took 72.0 s of 113.0 s (64 % of run time): again g, for float32[27] "
-        "(before: float32[0]). Use batches of one shape, or of few (drop_remainder, padding, buckets of lengths): saves up to "
-        "28.0 s."
+        "(before: float32[0]). Use batches of one shape, or of few (drop_remainder, padding, buckets of lengths): "
+        "saves up to 28.0 s."
     )
 
 
