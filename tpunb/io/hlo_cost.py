@@ -265,7 +265,9 @@ class _Costs(Instructions):
         caller, callee, times = self.caller[used], self.callee[used], self._times()[used]
         outer = self.computation[caller]
         runs, branch = self.where(*_RUNS)[caller].astype(float), self.where("conditional")[caller]
-        totals = np.array([np.append(np.bincount(self.computation, each, self.computations), np.nan) for each in counts])
+        totals = np.array(
+            [np.append(np.bincount(self.computation, each, self.computations), np.nan) for each in counts]
+        )
         added, by_callee = np.full((len(counts), used.size), np.nan), np.argsort(callee, kind="stable")
         calls, uses = spans(outer, self.computations + 1), spans(callee[by_callee], self.computations + 1)
         factors, largest = np.array([times, times, runs]), np.zeros((len(counts), self.n))
