@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shutil
 import tempfile
 from itertools import accumulate
 from pathlib import Path
@@ -616,6 +617,7 @@ def test_what_was_written_in_parts_is_what_is_read(parts, gaps, together, is_clo
         files = storage.local(folder).below()
         for table, read in run_folder._tables(run_folder._fetch(files), files)[0].items():
             written = [row for name, frame in parts if name == table for row in frame.rows()]
+            read = read.lazy().collect()  # operations are a scan
             assert sorted(read.rows(), key=repr) == sorted(written, key=repr)
             if table != "ops":  # whose rows have no order
                 assert read.rows() == written
@@ -691,6 +693,26 @@ def test_a_file_cut_anywhere_is_named(kept):
         broken.write_bytes(whole[: int(len(whole) * kept)])
         with pytest.warns(UserWarning, match=r"1 file skipped: parts/00001/ops\.parquet"):
             tp.load(folder)
+
+
+def test_operations_are_those_at_the_time_of_loading(tmp_path):
+    a_run(tmp_path)
+    expected, profile = tp.load(tmp_path).stored.ops, tp.load(tmp_path)
+    assert "ops" not in vars(profile.stored)  # most of a long run: not read yet
+    shutil.rmtree(tmp_path)
+    assert profile.stored.ops.equals(expected)
+    assert profile.stored.ops is profile.stored.ops
+
+
+def test_operations_that_are_damaged_inside_are_named_when_they_are_read(tmp_path):
+    a_run(tmp_path)
+    file = tmp_path / "parts" / "00001" / "ops.parquet"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:4] + bytes(16) + whole[20:])
+    profile = tp.load(tmp_path)
+    assert len(profile.stored) == 3
+    with pytest.raises(BadProfile, match="damaged operations"):
+        _ = profile.stored.ops
 
 
 def test_a_panic_of_the_parquet_reader_is_a_bad_profile(tmp_path, monkeypatch):

@@ -15,8 +15,8 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "charts": 1_730,
     "checkpoint": 1_830,
     "cluster": 2_040,
-    "frames": 1_430,
-    "io": 6_310,
+    "frames": 1_440,
+    "io": 6_370,
     "profiler": 5_230,
     "root": 2_010,
     "step_stats": 2_100,
@@ -28,7 +28,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_070,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 55_120, 240  # of the package without studies: all lines; modules
+LINES, FILES = 55_230, 240  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

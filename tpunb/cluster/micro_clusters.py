@@ -87,12 +87,14 @@ def _nearest_seed(points: Floats) -> Ints:
     n, square = len(rows), np.einsum("ij,ij->i", points, points)
     away, nearest = np.full(n, np.inf), np.zeros(n, dtype=np.int64)
     seeds = random.choice(n, LIMITS.seeds // LIMITS.seed_rounds, replace=False)
+    gaps = np.empty((min(n, _ROWS), len(seeds)), np.float32)  # once: new memory takes longer than the products
     for begin in range(0, LIMITS.seeds, len(seeds)):
         centres = rows[seeds]
         half = np.einsum("ij,ij->i", centres, centres) / 2
         for start in range(0, n, _ROWS):
             part = slice(start, start + _ROWS)
-            gap = half - rows[part] @ centres.T
+            gap = np.matmul(rows[part], centres.T, out=gaps[: n - start])
+            np.subtract(half, gap, out=gap)
             best = gap.argmin(axis=1)
             distance = (2 * gap[np.arange(len(best)), best] + square[part]).clip(0)
             closer = distance < away[part]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -31,7 +32,7 @@ class Steps(Tabular):
     frame
         One row per (host, step), sorted by host and start: ``tpunb.schema.STEPS``.
     ops
-        One row per (host, step, op, side): ``tpunb.schema.OPS``.
+        One row per (host, step, op, side): ``tpunb.schema.OPS``; or a function that reads them on access.
     devices
         Figures of `frame` by device: ``tpunb.schema.DEVICES``.
     windows
@@ -89,13 +90,25 @@ class Steps(Tabular):
     def __post_init__(self) -> None:
         frame = schema.check(self.frame, schema.STEPS, "steps").sort("host", "start_ps", "step")
         object.__setattr__(self, "frame", frame)
-        # one chunk: columns of millions of rows are often read as arrays
-        object.__setattr__(self, "ops", schema.check(self.ops, schema.OPS, "ops").rechunk())
+        if callable(self.ops):
+            object.__setattr__(self, "_read_ops", self.__dict__.pop("ops"))
+        else:
+            object.__setattr__(self, "ops", _checked(self.ops))
         object.__setattr__(self, "devices", schema.check(self.devices, schema.DEVICES, "devices"))
         object.__setattr__(self, "windows", schema.check(self.windows, schema.WINDOWS, "windows"))
         stages = schema.check(self.input_stages, schema.INPUT_STAGES, "input_stages")
         object.__setattr__(self, "input_stages", stages)
         object.__setattr__(self, "pipeline", schema.check(self.pipeline, schema.PIPELINE, "pipeline"))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> pl.DataFrame:
+            """Return `ops` on first access, which are read then."""
+            if name != "ops" or "_read_ops" not in self.__dict__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            ops = _checked(self.__dict__["_read_ops"]())
+            self.__dict__.update(ops=ops, _read_ops=lambda: ops)  # another thread may ask, too
+            return ops
 
     @cached_property
     def layers(self) -> pl.DataFrame:
@@ -150,6 +163,11 @@ class Steps(Tabular):
             devices=self.devices.join(key, on=["host", "step"], how="semi"),
             whole=self,
         )
+
+
+def _checked(ops: pl.DataFrame) -> pl.DataFrame:
+    """Return ``tpunb.schema.OPS`` in one chunk: columns of millions of rows are often read as arrays."""
+    return schema.check(ops, schema.OPS, "ops").rechunk()
 
 
 def trained() -> pl.Expr:

@@ -7,11 +7,11 @@ whole, and a transpose that leaves the bytes in place counts as a copy.
 
 from __future__ import annotations
 
-import math
 import re
 
 import numpy as np
 import polars as pl
+from numba import njit
 
 from tpunb import schema
 from tpunb.io import hlo
@@ -36,6 +36,7 @@ _LEVELS = 2  # of computations in computations whose products are found
 _INLINE = 8  # elements of a constant that code contains
 _LARGEST = 2.0**31  # dimension of a convolution
 _POSITIONS = 1 << 24  # window positions that are counted in all programs of a file
+_TYPES = pl.Series([hlo.TYPES.get(kind) for kind in range(max(hlo.TYPES) + 1)], dtype=schema.NAME)
 
 _TRANSCENDENTAL = {
     *("acosh", "atan2", "cbrt", "cosine", "erf", "exponential", "exponential-minus-one", "log", "log-plus-one"),
@@ -70,9 +71,8 @@ def _work(protos: Messages) -> pl.DataFrame:
     with np.errstate(all="ignore"):  # NaN and infinity are null
         table = _Costs(protos)
         counts = dict(zip(("flops", "transcendentals", "bytes"), table.work(), strict=True))
-        dtype = pl.Series(table.dtypes(), dtype=pl.Int64).replace_strict(
-            hlo.TYPES, default=None, return_dtype=schema.NAME
-        )
+        kind = table.dtypes()
+        dtype = _TYPES[np.where((kind > 0) & (kind < len(_TYPES)), kind, 0)]
     columns = {
         name: pl.Series(np.where((count >= 0) & (count < _MOST_WORK), count, np.nan), nan_to_null=True)
         for name, count in counts.items()
@@ -147,6 +147,8 @@ class _Costs(Instructions):
         """Count multiplications and additions of the window positions inside the input, as a forward convolution."""
         convolution = self.where("convolution") | self.calls(_CONV)
         chosen = np.flatnonzero(convolution)
+        if not chosen.size:
+            return chosen, np.zeros(0)
         of_input, of_kernel = (self.calls(_CONV + suffix)[chosen] for suffix in ("BackwardInput", "BackwardFilter"))
         first, second = (self.operand(k)[chosen] for k in (0, 1))
         lhs, kernel = np.where(of_input, chosen, first), np.where(of_kernel, chosen, second)
@@ -262,32 +264,54 @@ class _Costs(Instructions):
         used = np.flatnonzero(self.where(*_RUNS, *_APPLIES, "fusion")[self.caller])
         caller, callee, times = self.caller[used], self.callee[used], self._times()[used]
         outer = self.computation[caller]
-        runs, branch = self.where(*_RUNS)[caller], self.where("conditional")[caller].tolist()
-        factors = [times.tolist(), times.tolist(), runs.astype(float).tolist()]
-        totals = [np.append(np.bincount(self.computation, each, self.computations), np.nan).tolist() for each in counts]
-        added = [[math.nan] * used.size for _ in counts]
-        first, pending = (column.tolist() for column in spans(outer, self.computations + 1))
-        by_callee = np.argsort(callee, kind="stable")
-        begin, count = (column.tolist() for column in spans(callee[by_callee], self.computations + 1))
-        users, row, inner = outer[by_callee].tolist(), caller.tolist(), callee.tolist()
-        sizes = list(pending)
-        done = [number for number, calls in enumerate(pending) if not calls]
-        largest: dict[tuple[int, int], float] = {}
-        for number in done:  # grows
-            for edge in range(first[number], first[number] + sizes[number]):
-                for kind, total in enumerate(totals):
-                    gain = factors[kind][edge] * total[inner[edge]] if factors[kind][edge] else 0.0
-                    if branch[edge]:
-                        before = largest.get((kind, row[edge]), 0.0)
-                        largest[kind, row[edge]] = now = before if gain <= before else gain
-                        gain = now - before
-                    added[kind][edge] = gain
-                    total[number] += gain
-            for user in users[begin[number] : begin[number] + count[number]]:
-                pending[user] -= 1
-                if not pending[user]:
-                    done.append(user)
+        runs, branch = self.where(*_RUNS)[caller].astype(float), self.where("conditional")[caller]
+        totals = np.array(
+            [np.append(np.bincount(self.computation, each, self.computations), np.nan) for each in counts]
+        )
+        added, by_callee = np.full((len(counts), used.size), np.nan), np.argsort(callee, kind="stable")
+        calls, uses = spans(outer, self.computations + 1), spans(callee[by_callee], self.computations + 1)
+        factors, largest = np.array([times, times, runs]), np.zeros((len(counts), self.n))
+        graph = *calls, *uses, outer[by_callee], callee, np.where(branch, caller, -1)
+        _add_calls(*graph, factors, largest, totals, added)
         return [each + np.bincount(caller, more, self.n) for each, more in zip(counts, added, strict=True)]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _add_calls(
+    first: Ints,
+    calls: Ints,
+    begin: Ints,
+    uses: Ints,
+    users: Ints,
+    callee: Ints,
+    conditional: Ints,
+    factors: Floats,
+    largest: Floats,
+    totals: Floats,
+    added: Floats,
+) -> None:
+    """Write the work of each call, and add it to the total of its computation, innermost first."""
+    pending, done = calls.copy(), np.full(calls.size, -1)
+    last = np.count_nonzero(pending == 0)
+    done[:last] = np.flatnonzero(pending == 0)
+    for number in done:  # grows
+        if number < 0:
+            break
+        for edge in range(first[number], first[number] + calls[number]):
+            for kind in range(len(totals)):
+                factor, row = factors[kind, edge], conditional[edge]
+                gain = factor * totals[kind, callee[edge]] if factor != 0 else 0.0
+                if row >= 0:
+                    before = largest[kind, row]
+                    largest[kind, row] = before if gain <= before else gain
+                    gain = largest[kind, row] - before
+                added[kind, edge] = gain
+                totals[kind, number] += gain
+        for user in users[begin[number] : begin[number] + uses[number]]:
+            pending[user] -= 1
+            if not pending[user]:
+                done[last] = user
+                last += 1
 
 
 def _contracted(config: str) -> list[int]:

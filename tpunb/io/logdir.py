@@ -277,7 +277,7 @@ def _details(parts: Sequence[_Part], by_ps: Sequence[int], kind: str) -> pl.Data
     for part, by in zip(parts, by_ps, strict=True):
         try:
             frame = part.calls if kind == "calls" else None
-            frame = details(part.file, storage.read(part.file), kind) if frame is None else frame
+            frame = details(part.file, None, kind) if frame is None else frame
         except BadProfile as error:
             if len(parts) == 1:
                 raise
@@ -291,12 +291,13 @@ def _details(parts: Sequence[_Part], by_ps: Sequence[int], kind: str) -> pl.Data
     return schema.check(rows, columns, kind)
 
 
-def details(file: Location, data: storage.Bytes, kind: str) -> pl.DataFrame:
-    """Return a frame that one raw file holds beside events, empty if its format has none."""
+def details(file: Location, data: storage.Bytes | None, kind: str) -> pl.DataFrame:
+    """Return a frame that one raw file holds beside events, empty if its format has none; None reads the file."""
     is_xplane = host_files.is_xplane(file.name)
     reader = getattr(import_module("tpunb.io.xplane" if is_xplane else "tpunb.io.chrome_trace"), kind, None)
     if reader is None:
         return pl.DataFrame(schema=getattr(schema, kind.upper()))
+    data = storage.read(file) if data is None else data
     frame: pl.DataFrame = reader(data if is_xplane else data.tobytes(), source=str(file))
     return frame
 

@@ -66,6 +66,26 @@ def pack(frame: pl.DataFrame, columns: schema.Schema) -> bytes:
 
 def read(files: Sequence[Path | bytes], columns: schema.Schema) -> pl.DataFrame:
     """Return the rows of files, given by path or content, in order; columns that a file leaves out are null."""
+    return collected(scan(files, columns))
+
+
+def collected(rows: pl.LazyFrame) -> pl.DataFrame:
+    """Return the rows of a scan, each column in one chunk."""
+    parts = rows.collect()
+    # column by column: two copies of all of a long run might not fit into memory
+    return pl.DataFrame([parts.drop_in_place(name).rechunk() for name in parts.columns])
+
+
+def check(files: Sequence[Path | bytes], columns: schema.Schema) -> None:
+    """Raise as `read` would for files that are cut, or have other columns."""
+    for file in files:
+        other = pl.read_parquet_schema(io.BytesIO(file) if isinstance(file, bytes) else file).keys() - _on_disk(columns)
+        if other:
+            raise pl.exceptions.SchemaError(f"it has columns {sorted(other)}")
+
+
+def scan(files: Sequence[Path | bytes], columns: schema.Schema) -> pl.LazyFrame:
+    """Return the rows that `read` returns, to be read by `collected`."""
     rows = pl.scan_parquet(
         [*files],  # type: ignore[arg-type]  # either paths or contents
         schema=_on_disk(columns),
@@ -83,9 +103,7 @@ def read(files: Sequence[Path | bytes], columns: schema.Schema) -> pl.DataFrame:
     rows = rows.with_columns((pl.col(short) * pl.col(_UNIT)).alias(name) for short, name in back.items())
     if _has_ops(columns):
         rows = rows.with_columns(self_ps=pl.col("total_ps") - pl.col("self_ps"))
-    parts = rows.select(pl.col(name).cast(dtype) for name, dtype in columns.items()).collect()
-    # column by column: two copies of all of a long run might not fit into memory
-    return pl.DataFrame([parts.drop_in_place(name).rechunk() for name in columns])
+    return rows.select(pl.col(name).cast(dtype) for name, dtype in columns.items())
 
 
 def _has_rule(columns: schema.Schema) -> bool:

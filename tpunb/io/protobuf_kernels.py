@@ -276,3 +276,14 @@ def intern(data: Bytes, refs: Ints, table: Rows, firsts: Rows, out: Rows) -> int
             slot = np.int64((slot + 1) & mask)
         out[row] = number
     return int(count)
+
+
+@_compiled
+def join(data: Bytes, refs: Ints, out: Bytes) -> None:
+    """Write the strings behind references, one after the other, with one byte left out after each."""
+    place = np.int64(0)
+    for row in range(refs.size):
+        at, length = refs[row] >> 32, refs[row] & 0xFFFFFFFF
+        for k in range(length):
+            out[place + k] = data[at + k]
+        place += length + 1

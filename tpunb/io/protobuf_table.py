@@ -128,7 +128,12 @@ class Messages:
 
     def text(self, refs: Ints) -> list[str]:
         """Return the strings behind references, bytes that are not UTF-8 replaced."""
-        view = self.buffer.data
+        joined = np.zeros(int((refs & 0xFFFFFFFF).sum()) + refs.size, np.uint8)  # a zero after each
+        loops.join(self.buffer, refs, joined)
+        texts = str(joined.data, "utf8", "replace").split("\0")[:-1]
+        if len(texts) == refs.size:
+            return texts
+        view = self.buffer.data  # zeros in strings
         return [str(view[r >> 32 : (r >> 32) + (r & 0xFFFFFFFF)], "utf8", "replace") for r in refs.tolist()]
 
     def strings(self, tag: int) -> list[str]:

@@ -58,7 +58,7 @@ from tpunb.step_stats import aggregate, launches
 from tpunb.step_stats.numbering import numbered
 from tpunb.text import format_error
 
-RUN, DEVICE, TAIL, LATEST = "run.json", "device.json", "ticks.parquet", "latest.bin"
+RUN, DEVICE, TAIL, LATEST, OPS = "run.json", "device.json", "ticks.parquet", "latest.bin", "ops"
 
 VERSION = 3
 """The layout that a capture writes. Layout 2 had other names of columns and no spans, and can still be read."""
@@ -191,6 +191,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     The profile holds `owner`, which keeps a run in memory, while raw windows can be read.
     """
     facts, tables, files, skipped = _settled(folder, files)
+    ops: pl.LazyFrame = tables.pop("ops").lazy()
     hardware, span_ps, (overhead, interval), metadata = _metadata(facts, files[RUN])
     origin_ns = facts.get("origin_ns")
     # the worker that ran the capture is on disk under its address: here, in one place, it gets the name of the host
@@ -198,6 +199,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     hosts = {worker: host} if isinstance(worker, str) and worker and isinstance(host, str) else {}
     if hosts:
         tables = {name: frame.with_columns(pl.col("host").replace(hosts)) for name, frame in tables.items()}
+        ops = ops.with_columns(pl.col("host").replace(hosts))
     raw = {(window, hosts.get(host, host)): file for (window, host), file in raw_windows(files).items()}
     windows, clocks = tables["windows"].sort("window", "host"), tables["clocks"]
     starts = {(window, host): start for window, host, start in windows.select("window", "host", "start_ps").iter_rows()}
@@ -216,8 +218,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     causes = {name: tables[name] for name in ("spans", "stalls", "samples", "load")}
     wall = WallClock(span_ps, complete=facts.get("causes") is True and not skipped, **causes)
     read_raw = partial(_events, owner, name, raw, origin_ns, starts, skipped) if raw else None
-    # operations, most of a long run, are held by nothing else as they are merged
-    steps = aggregate.merge({**tables, "ops": tables.pop("ops")}, _step_flops(facts))
+    frame, _, devices = aggregate.merge({**tables, "ops": pl.DataFrame(schema=schema.OPS)}, _step_flops(facts))
     return Profile(
         name=name,
         source=folder.source,
@@ -226,7 +227,9 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         span_ps=span_ps,
         origin_ns=origin_ns,
         stored=Steps(
-            *steps,
+            frame,
+            partial(_ops, str(folder), tables, ops),  # type: ignore[arg-type]  # read on access
+            devices,
             windows,
             name,
             read_collectives=(lambda: numbered(tables)["collectives"]) if tables["collectives"].height else None,
@@ -243,6 +246,14 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         overhead_interval=interval,
         skipped=skipped,
     )
+
+
+def _ops(folder: str, tables: Mapping[str, pl.DataFrame], ops: pl.LazyFrame) -> pl.DataFrame:
+    """Return OPS of a run; nothing else holds the operations, most of a long run, as they are merged."""
+    try:
+        return aggregate.merge({**tables, "ops": parquet.collected(ops)})[1]
+    except _UNREADABLE as error:
+        raise BadProfile(f"{folder}: damaged operations: {format_error(error)}", hint="copy the run again") from error
 
 
 def _events(
@@ -280,7 +291,7 @@ _Lost = list[tuple[str, str]]
 
 def _settled(
     folder: Location, files: Mapping[str, Location]
-) -> tuple[dict[str, Any], dict[str, pl.DataFrame], Mapping[str, Location], _Lost]:
+) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Location], _Lost]:
     """Return ``run.json``, the tables, the files and the lost files of a run, which may be being written."""
     for _ in range(TRIES):
         before, failure = parts(files), None
@@ -305,14 +316,17 @@ def _settled(
 
 
 def _fetch(files: Mapping[str, Location]) -> dict[str, _Source]:
-    """Return paths of local files, contents of others, and of what is written again and again."""
+    """Return paths of local files, contents of others, of what is written again and again, and of what is read later.
+
+    By then a part may be merged, or another run have taken the folder.
+    """
     if not any(file.url for file in files.values()):
         paths = {name: Path(file.path) for name, file in files.items()}
-        sources: dict[str, _Source] = {
-            name: path.read_bytes() if name == TAIL else path for name, path in paths.items() if name != LATEST
-        }
-        with suppress(FileNotFoundError):  # the run has just ended
-            sources |= {name: path.read_bytes() for name, path in paths.items() if name == LATEST}
+        sources: dict[str, _Source] = {name: path for name, path in paths.items() if name != LATEST}
+        for name, path in paths.items():
+            with suppress(FileNotFoundError):  # the run has just ended, or a part been merged
+                if name in (TAIL, LATEST) or name.endswith(f"/{OPS}.parquet"):
+                    sources[name] = path.read_bytes()
         return sources
     contents = dict(zip(files, storage.fetch([*files.values()]), strict=True))
     if gone := [file for name, file in files.items() if contents[name] is None]:
@@ -378,10 +392,13 @@ def _metadata(facts: dict[str, Any], path: Location) -> tuple[pl.DataFrame, int,
         raise BadProfile(f"{path}: not a run's run.json: {format_error(error)}") from error
 
 
-def _tables(contents: Mapping[str, _Source], files: Mapping[str, Location]) -> tuple[dict[str, pl.DataFrame], _Lost]:
-    """Return the tables of all parts, one below the other, and the damaged files: raises if no part has its ticks."""
+def _tables(contents: Mapping[str, _Source], files: Mapping[str, Location]) -> tuple[dict[str, Any], _Lost]:
+    """Return the tables of all parts, one below the other, and the damaged files: raises if no part has its ticks.
+
+    That of operations, most of a long run, is a scan, which is read when they are asked for.
+    """
     paths = {table: [f"parts/{part}/{table}.parquet" for part in parts(files)] for table in TABLES}
-    tables, damaged = dict[str, pl.DataFrame](), dict[str, str]()
+    tables, damaged = dict[str, Any](), dict[str, str]()
     for table, all_paths in paths.items():
         there = [path for path in all_paths if path in contents]
         try:
@@ -447,5 +464,11 @@ def _latest(source: _Source | None, facts: Mapping[str, Any], ticks: pl.DataFram
     return later, before[-1] if before.len() else None
 
 
-def _stack(sources: Sequence[_Source], table: str) -> pl.DataFrame:
-    return parquet.read(sources, TABLES[table]) if sources else pl.DataFrame(schema=TABLES[table])
+def _stack(sources: Sequence[_Source], table: str) -> Any:
+    """Return a table, of operations a scan."""
+    if not sources:
+        return pl.DataFrame(schema=TABLES[table])
+    if table != OPS:
+        return parquet.read(sources, TABLES[table])
+    parquet.check(sources, TABLES[table])
+    return parquet.scan(sources, TABLES[table])
