@@ -269,7 +269,7 @@ def _sums(values: csr_array, mean: Floats | None = None, power: int = 1) -> Floa
 
 
 def _dense(blocks: list[csr_array], mean: Floats) -> Iterator[Floats]:
-    """Yield chunks of rows of the blocks side by side, minus the mean; steps x ops is never dense."""
+    """Yield chunks of rows of the blocks side by side, minus the mean, in one array; steps x ops is never dense."""
     from tpunb.frames import sparse_loops  # compiled
 
     n = blocks[0].shape[0] if blocks else 0
@@ -279,8 +279,9 @@ def _dense(blocks: list[csr_array], mean: Floats) -> Iterator[Floats]:
         (*int_arrays(block), block.data, begin + np.arange(block.shape[1]))
         for block, begin in zip(blocks, begins, strict=False)
     ]
+    chunk = np.empty((min(size, n), len(mean)))
     for start in range(0, n, size):
-        chunk = np.empty((min(size, n - start), len(mean)))
+        chunk = chunk[: n - start]
         chunk[:] = -mean
         for indptr, columns, data, place in arrays:
             sparse_loops.add_dense(indptr[start:], columns, data, place, chunk)

@@ -121,9 +121,10 @@ def _correlation(ops: OpMatrix, columns: Ints) -> Floats:
     place = np.full(d, -1, np.int64)
     place[columns] = np.arange(len(columns))
     (indptr, indices), ones = int_arrays(ops), np.ones(len(ops.indices), np.float32)
-    gram = np.zeros((len(columns), len(columns)))
+    gram, chunk = np.zeros((len(columns), len(columns))), np.empty((min(4096, n), len(columns)), np.float32)
     for start in range(0, n, 4096):
-        chunk = np.zeros((min(4096, n - start), len(columns)), np.float32)
+        chunk = chunk[: n - start]
+        chunk[:] = 0
         sparse_loops.add_dense(indptr[start:], indices, ones, place, chunk)
         gram += chunk.T @ chunk
     frequency = gram.diagonal() / n
