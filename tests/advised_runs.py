@@ -71,3 +71,14 @@ def accounted(*spans, wall_s=100, kinds=None, input_ps=None):
 def of_run(phases, **options):
     rows = advise(phases, **options).filter(pl.col("phase").is_null()).iter_rows(named=True)
     return {row["rule"]: None if row["saves_ps"] is None else row["saves_ps"] / S for row in rows}
+
+
+def slowing(cpu=lambda step: 0.5):
+    """Return 24 steps of 1 s, 2 s, ..., and the share of the processors that the process has in each."""
+    durs = [(1 + n) * S for n in range(24)]
+    starts = [sum(durs[:n]) for n in range(24)]
+    steps = toy_steps("a" * 24)
+    frame = steps.frame.with_columns(start_ps=pl.Series(starts), dur_ps=pl.Series(durs), traced=pl.lit("none"))
+    load = pl.DataFrame([("toy", at, cpu(n), 1.0, 0) for n, at in enumerate(starts)], schema.LOAD, orient="row")
+    wall = WallClock(sum(durs), complete=True, load=load)
+    return labelled(replace(steps, frame=frame, wall=wall), [0] * 24)

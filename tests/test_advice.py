@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from advised_runs import BUSY, SAVES, UNKNOWN, S, accounted, fired, labelled, of_run, phased
+from advised_runs import BUSY, SAVES, UNKNOWN, S, accounted, fired, labelled, of_run, phased, slowing
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -473,6 +473,7 @@ OF_RUN = {
     "restarted workers": ([(41 + 5 * i, 2, "data loading", "start of workers") for i in range(4)], {}, 6),
     "program code": ([], {}, 16),
     "garbage collection": ([(10, 20, "garbage collection", "generation 2")], {}, 20),
+    "slowing steps": ([], {}, sum(n - 3.5 for n in range(4, 25))),
     "growing memory": ([], {}, None),
     "slow callbacks": ([(41, 10, "callbacks", "Slow.on_epoch_end"), (60, 2, "callbacks", "B.on_train_end")], {}, 12),
     "checkpoint saves": (SAVES, {}, 10),
@@ -516,6 +517,8 @@ def with_facts(rule, phases):
         return replace(phases, steps=replace(phases.steps, metadata={"data": "tf.data"}))
     if rule == "debugging":
         return replace(phases, steps=replace(phases.steps, metadata={"debug": "torch.autograd.set_detect_anomaly"}))
+    if rule == "slowing steps":
+        return slowing()
     if rule == "growing memory":
         return loaded(phases, [2**30 + n * 2**26 for n in range(40)])
     return phases

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
-from advised_runs import SAVES, S, accounted
+from advised_runs import SAVES, S, accounted, slowing
 
 import tpunb as tp
 from tpunb import schema
@@ -110,6 +110,13 @@ def test_what_compiles_again_is_named_before_what_compiles_once():
         "(before: float32[0]). Use batches of one shape, or of few (drop_remainder, padding, buckets of lengths): "
         "saves up to 28.0 s."
     )
+
+
+@pytest.mark.parametrize(("cpu", "slower"), [(lambda n: 0.5, True), (lambda n: 1 / (1 + n), False)])
+def test_steps_that_take_longer_and_longer_are_not_those_of_a_machine_that_is_busier_and_busier(cpu, slower):
+    found = verdict(slowing(cpu))
+    assert ("The steps take longer and longer" in found.sentence) is slower
+    assert ("grows with each step" in found.sentence) is slower
 
 
 def test_operations_that_compile_one_by_one_are_a_part_of_eager_steps():

@@ -443,6 +443,15 @@ ACCOUNT_RULES = (
         by="collects",
     ),
     Rule(
+        "slowing steps",
+        when=pl.col("slowing") > 0.1,
+        saves=pl.col("slowing"),
+        sentence="Steps take longer and longer, by {slowing} of wall time than as in the first quarter of them",
+        action="find what grows with each step: a list, an array or a file that each step copies, reads or writes",
+        source="ours: processor time of steps rises with their number, to twice; 10 % as for input",
+        actions={"PyTorch": "keep no graph from step to step: `hidden = hidden.detach()`, `total += loss.item()`"},
+    ),
+    Rule(
         "growing memory",
         when=pl.col("growth") > 0,
         saves=pl.lit(None, pl.Float64),

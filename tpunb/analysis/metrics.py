@@ -18,7 +18,7 @@ from tpunb.frames.cache import memoised
 from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.op_matrix import distinct_ops, op_matrix, self_times
-from tpunb.schema import ACCOUNTS, SPANS, UTILISATION, check
+from tpunb.schema import ACCOUNTS, LOAD, SPANS, UTILISATION, check
 from tpunb.step_stats.boundaries import is_primitive
 from tpunb.step_stats.launches import sync_place
 
@@ -53,6 +53,7 @@ _LAUNCH_US = 10.0  # the host may take as long to launch a kernel; ours
 _LONGEST = 300  # characters of a name that are matched
 _FEWEST_LOADS, _STEADY, _GROWN = 3, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
 _SURE_LOADS = 8  # seconds from which on it may shrink in some
+_FEWEST_SLOWING, _RISES = 20, 0.7  # steps; rank correlation of their processor time with their number
 IMPORTS = r" ← import | \(imports\)$"
 _OF_FRAMEWORKS = {
     "PyTorch": "torch",
@@ -329,17 +330,18 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     models or more, but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew``
     (iterators of Keras), ``ending`` (iterators of tf.data, but for the last), ``starting`` and ``restarting``
     (workers of a DataLoader, in its first pass and later), ``importing`` (modules, by samples of preparation),
-    ``avoidable`` (those but the framework's), ``stepping`` (steps without waits) and ``dispatching`` (of it, what a
-    compiled step would not take; see ``eager``) the share of wall time, 0 to 1, and the time such as
-    ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in bytes; ``crowding``, the
-    share of the processors that other programs used while none was free; ``eager``, what runs steps operation by
-    operation; ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "thread" if code
-    waits for one; ``collects``, "program" if that collects garbage itself; ``calls``, "model" if callbacks mostly
-    call one; ``evaluates``, "predict" if that takes most; ``saves``, "background" if Orbax does not hold up the
-    training for them; ``callback`` and ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of
-    retracing, and what had ``changed``: function, value or shape; ``models``, how many steps of models were traced;
-    ``unplanned``, ``saving`` without a known time between failures; ``save_ps``, time to save once;
-    ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the interval of least loss by Young.
+    ``avoidable`` (those but the framework's), ``stepping`` (steps without waits), ``dispatching`` (of it, what a
+    compiled step would not take; see ``eager``) and ``slowing`` (of steps, beyond those of the first quarter) the
+    share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if
+    steady, to ``memory`` in bytes; ``crowding``, the share of the processors that other programs used while none
+    was free; ``eager``, what runs steps operation by operation; ``debug``, what checks each operation; ``data``,
+    the kind of the data; ``waits``, "thread" if code waits for one; ``collects``, "program" if that collects
+    garbage itself; ``calls``, "model" if callbacks mostly call one; ``evaluates``, "predict" if that takes most;
+    ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and ``retraced``, what
+    took most of it, with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``: function, value,
+    shape or growth; ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a known
+    time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves;
+    ``save_best_ps``, the interval of least loss by Young.
 
     Parameters
     ----------
@@ -380,6 +382,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         taken["retracing"] = 0
     taken["dispatching"] = round(taken["stepping"] * (1 - _in_kernels(phases.steps, eager)))
     taken["collecting"] = int(collecting["time_ps"].sum()) // run.hosts
+    taken["slowing"] = _slowing_ps(phases.steps) // run.hosts
     for name, time_ps in taken.items():
         row |= {f"{name}_ps": time_ps, name: time_ps / max(run.wall_ps, 1)}
     most = totals(run, "detail").filter(account="callbacks").drop_nulls("detail").head(1).to_dicts()
@@ -495,6 +498,25 @@ def _saves(steps: Steps) -> int:
     start, dur, before = pl.col("start_ps"), pl.col("dur_ps"), pl.col("step").shift()
     same = pl.col("step").eq_missing(before) & (start - (start + dur).shift() <= dur.shift())
     return int(found.select((~same.fill_null(value=False)).over("host").sum()).item())
+
+
+def _slowing_ps(steps: Steps) -> int:
+    """Return how much longer training steps take than those of the first quarter, if their processor time rises."""
+    load, slower_ps = steps.wall.load if steps.wall else pl.DataFrame(schema=LOAD), 0
+    own = pl.col("dur_ps") - pl.sum_horizontal(pl.col("input_ps", "callbacks_ps").fill_null(0))
+    for host, rows in steps.frame.filter(kind="train").with_columns(own=own).group_by("host"):
+        untraced = rows.filter(traced="none")
+        rows = untraced if len(untraced) >= _FEWEST_SLOWING else rows
+        of_host = load.filter(host=host[0]).sort("start_ps").select("start_ps", "cpu")
+        rows = rows.sort("start_ps").join_asof(of_host, on="start_ps", strategy="nearest").drop_nulls(["own", "cpu"])
+        if len(rows) < _FEWEST_SLOWING:
+            continue
+        own_ps, quarter = rows["own"].to_numpy(), len(rows) // 4
+        work = own_ps * rows["cpu"].to_numpy()
+        rank = np.corrcoef(np.argsort(np.argsort(work)), np.arange(len(rows)))[0, 1]
+        if rank > _RISES and np.median(work[-quarter:]) >= 2 * np.median(work[:quarter]):
+            slower_ps += int((own_ps - np.median(own_ps[:quarter])).clip(0).sum())
+    return slower_ps
 
 
 def _growth(load: pl.DataFrame, steps: pl.DataFrame) -> dict[str, object]:

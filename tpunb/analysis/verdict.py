@@ -17,6 +17,7 @@ from tpunb.text import cut, duration, percent, plain
 
 _FEWEST_SAMPLES = 3  # in an account whose place is named
 _ALSO = ["growing memory", "debugging"]  # rules that are said beside what took most
+_OF_STEPS = {"eager steps": "The steps run operation by operation", "slowing steps": "The steps take longer and longer"}
 _LOADED = 0.25  # share of run time that other programs may take of a healthy run
 _LEAST_SHARE = 0.1  # share of run time that an account takes, or advice saves, to be named
 _LEAST_EVALUATION = 0.2  # of an evaluation that the program asks for
@@ -95,10 +96,12 @@ def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
     advised = {of.get(rule) for rule in [*advice["rule"], *mostly["rule"]]}
     account, cause, first = _headline(run, advised, imports=imports["share"].sum() > 0.5)
     time_ps, others = run.time_ps(account or "other"), others_used(run)
-    eager = advice.head(1).filter(rule="eager steps")
-    if eager.height:
-        stepping_ps = max(sum(map(run.time_ps, COMPUTING)), eager["saves_ps"].item())  # with what they compile
-        first = f"The steps run operation by operation, {duration(stepping_ps)} of {duration(run.wall_ps)}"
+    of_steps = advice.head(1).filter(pl.col("rule").is_in([*_OF_STEPS]))
+    if of_steps.height:
+        of_ps = of_steps["saves_ps"].item()
+        if of_steps["rule"].item() == "eager steps":
+            of_ps = max(sum(map(run.time_ps, COMPUTING)), of_ps)  # with what they compile
+        first = f"{_OF_STEPS[of_steps['rule'].item()]}, {duration(of_ps)} of {duration(run.wall_ps)}"
     elif account == "step time deviation" and others is not None and cause in (None, f"mostly {OTHERS}"):
         first = first.removesuffix(f": {cause}")
         again = "measure again on an idle machine"
@@ -107,7 +110,7 @@ def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
         sentence = f"{first}. The machine was busy, {others}: {again}, saves up to {duration(time_ps)}."
         return Verdict(sentence, account, again, time_ps)
     of_account = pl.col("rule").is_in([name for name in of if of[name] == account])
-    on_it = eager if eager.height else advice.filter(of_account)
+    on_it = of_steps if of_steps.height else advice.filter(of_account)
     on_it = on_it if on_it.height else mostly.filter(of_account)
     if advice.is_empty() and on_it.is_empty():
         return Verdict(f"{first}.", account, healthy=account is None)
@@ -120,7 +123,7 @@ def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
         other = ACCOUNTS.get(of[best["rule"]] or "")
         about = f"In {phases.names.get(best['phase'], 'the run')}" if other is None else other.subject
         do = f"{about}: {action}, {saves}"
-    healthy = account is None and eager.is_empty()
+    healthy = account is None and of_steps.is_empty()
     return Verdict(f"{first}. {do}.", account, action, best["saves_ps"], healthy)
 
 
@@ -134,8 +137,11 @@ def _headline(run: Goodput, advised: set[str | None], *, imports: bool) -> tuple
     ours = pl.col("account").is_in(["productive", "profiler"])  # nothing that the program wastes
     of_evaluation = _LEAST_SHARE if "evaluation" in advised else _LEAST_EVALUATION
     of_input = _LEAST_SHARE / max(1 - crowding(run.load) * ("data loading" not in advised), _LEAST_SHARE)
-    least = pl.when(account="evaluation").then(of_evaluation).when(account="data loading").then(of_input)
-    least = least.otherwise(_LEAST_SHARE)
+    least = (
+        pl.col("account")
+        .cast(pl.String)
+        .replace_strict({"evaluation": of_evaluation, "data loading": of_input}, default=_LEAST_SHARE)
+    )
     most = totals(run).filter(~ours, pl.col("share") >= least)
     once = [name for name in most["account"] if name not in advised and _is_once(run, name)]
     most = most.filter(~pl.col("account").is_in(once))
@@ -143,10 +149,10 @@ def _headline(run: Goodput, advised: set[str | None], *, imports: bool) -> tuple
         most = most.filter(pl.col("account") != "preparation")
     most = most.head(1)
     if most.is_empty():
-        took = dict.fromkeys(once, "once per run")
+        why = dict.fromkeys(once, "once per run")
         if run.time_ps("data loading") >= _LEAST_SHARE * run.wall_ps and (others := others_used(run)):
-            took["data loading"] = f"as the machine was busy: {others}"
-        rest = [f". {ACCOUNTS[name].subject} took {duration(run.time_ps(name))}, {why}" for name, why in took.items()]
+            why["data loading"] = f"as the machine was busy: {others}"
+        rest = [f". {ACCOUNTS[name].subject} took {duration(run.time_ps(name))}, {text}" for name, text in why.items()]
         return None, None, _healthy(run) + "".join(rest)
     account, time_ps, share = most.select(pl.col("account").cast(pl.String), "time_ps", "share").row(0)
     cause = _cause(run, account)
