@@ -11,7 +11,7 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 4_930,
+    "analysis": 5_010,
     "charts": 1_730,
     "checkpoint": 1_830,
     "cluster": 2_040,
@@ -28,7 +28,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_070,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 55_120, 240  # of the package without studies: all lines; modules
+LINES, FILES = 55_210, 240  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -335,9 +335,10 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     in bytes; ``crowding``, the share of the processors that other programs used while none was free; ``eager``, what
     runs steps operation by operation; ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``,
     "thread" if code waits for one; ``collects``, "program" if that collects garbage itself; ``calls``, "model" if
-    callbacks mostly call one; ``evaluates``, "predict" if that takes most; ``saves``, "background" if Orbax does not hold up the
-    training for them; ``callback`` and ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of
-    retracing, and what had ``changed``: function, value, shape or growth; ``models``, how many steps of models were traced;
+    callbacks mostly call one; ``evaluates``, "predict" if that takes most; ``saves``, "background" if Orbax does not
+    hold up the training for them; ``callback`` and ``retraced``, what took most of it, with ``callback_ps``, the
+    ``reason`` of retracing, and what had ``changed``: function, value, shape or growth; ``models``, how many steps of
+    models were traced;
     ``unplanned``, ``saving`` without a known time between failures; ``save_ps``, time to save once;
     ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the interval of least loss by Young.
 
@@ -478,19 +479,23 @@ def _saves(steps: Steps) -> int:
 def _slowing_ps(steps: Steps) -> int:
     """Return how much longer training steps take than those of the first quarter, if their processor time rises."""
     load, slower_ps = steps.wall.load if steps.wall else pl.DataFrame(schema=LOAD), 0
-    own = pl.col("dur_ps") - pl.sum_horizontal(pl.col("input_ps", "callbacks_ps").fill_null(0))
-    for host, rows in steps.frame.filter(kind="train").with_columns(own=own).group_by("host"):
+    exclusive = pl.col("dur_ps") - pl.sum_horizontal(pl.col("input_ps", "callbacks_ps").fill_null(0))
+    for host, rows in steps.frame.filter(kind="train").with_columns(exclusive_ps=exclusive).group_by("host"):
         untraced = rows.filter(traced="none")
         rows = untraced if len(untraced) >= _FEWEST_SLOWING else rows
         of_host = load.filter(host=host[0]).sort("start_ps").select("start_ps", "cpu")
-        rows = rows.sort("start_ps").join_asof(of_host, on="start_ps", strategy="nearest").drop_nulls(["own", "cpu"])
+        rows = (
+            rows.sort("start_ps")
+            .join_asof(of_host, on="start_ps", strategy="nearest")
+            .drop_nulls(["exclusive_ps", "cpu"])
+        )
         if len(rows) < _FEWEST_SLOWING:
             continue
-        own_ps, quarter = rows["own"].to_numpy(), len(rows) // 4
-        work = own_ps * rows["cpu"].to_numpy()
+        exclusive_ps, quarter = rows["exclusive_ps"].to_numpy(), len(rows) // 4
+        work = exclusive_ps * rows["cpu"].to_numpy()
         rank = np.corrcoef(np.argsort(np.argsort(work)), np.arange(len(rows)))[0, 1]
         if rank > _RISES and np.median(work[-quarter:]) >= 2 * np.median(work[:quarter]):
-            slower_ps += int((own_ps - np.median(own_ps[:quarter])).clip(0).sum())
+            slower_ps += int((exclusive_ps - np.median(exclusive_ps[:quarter])).clip(0).sum())
     return slower_ps
 
 
