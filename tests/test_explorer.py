@@ -4,6 +4,7 @@ import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -19,6 +20,7 @@ from tpunb.errors import NoSteps
 from tpunb.frames import Steps
 from tpunb.frames.phases import Labels
 from tpunb.testing import toy_steps
+from tpunb.widgets import explorer, frontends
 from tpunb.widgets.panel import format_error
 
 SAMPLES = Path(__file__).parents[1] / "datasets" / "sample_profiles"
@@ -125,7 +127,7 @@ def test_none_lets_the_method_choose_again():
 
 def test_a_panel_begins_whole_and_with_no_phase_standing_out():
     view = tp.explore(TOY)
-    assert (view.time_range, view.phase, view.error) == (None, None, "")
+    assert (view.time_range, view.phase, view.error, view.method) == (None, None, "", "dbscan")
     assert view._clusters["number"] == 1
 
 
@@ -450,3 +452,39 @@ def test_a_profile_and_its_path_are_explored_by_their_steps():
     path = SAMPLES / "keras_cnn"
     for run in (tp.load(path), path, str(path)):
         assert tp.explore(run, method="kmeans").value.method == tp.KMeans()
+
+
+def sent_by(view, monkeypatch):
+    """What a panel displays and sends to its page, in order: texts of displays, and the names of traits."""
+    sent = []
+    publish = SimpleNamespace(publish_display_data=lambda data, *_, **__: sent.append(data["text/plain"]))
+    monkeypatch.setattr(frontends, "_display", lambda: publish)
+    monkeypatch.setattr(view, "send_state", lambda key=None: sent.append({*key}))
+    return sent
+
+
+def test_a_panel_is_shown_before_its_steps_are_grouped(monkeypatch):
+    view = tp.explore(TOY)
+    page = view.get_state()
+    assert page["_frame"]["pending"] == "Grouping 11 steps into phases …"
+    assert json.loads(page["_clusters"]["tables"])["timeline"]["step"] == [*range(11)]
+    sent = sent_by(view, monkeypatch)
+    view._ipython_display_()
+    traits = {"clustering", "_frame", "_curve", "_axis", "_clusters"}  # in one message
+    assert sent == ["Grouping 11 steps into phases …", "", traits, repr(view.value)]
+    assert "pending" not in view._frame
+    assert is_clustered(view)
+
+
+def test_what_fails_as_the_shown_steps_are_grouped_is_raised_and_shown(monkeypatch):
+    view = tp.explore(TOY)
+    with monkeypatch.context() as patch:
+        sent_by(view, patch)
+        patch.setattr(explorer, "grouped", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            view._ipython_display_()
+        assert view.error == "ZeroDivisionError: division by zero"
+    sent_by(view, monkeypatch)
+    view._ipython_display_()
+    assert view.error == ""
+    assert is_clustered(view)

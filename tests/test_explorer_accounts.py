@@ -31,7 +31,9 @@ def clocked(spans=SPANS, stalls=STALLS, load=(), wall_ms=20):
 
 @pytest.fixture(scope="module")
 def explorer():
-    return tp.explore(clocked())
+    view = tp.explore(clocked())
+    assert view.value
+    return view
 
 
 @pytest.fixture
@@ -104,7 +106,7 @@ def test_an_account_that_took_no_time_is_refused(view):
         view.account = "tuning"
     assert view.account is None
     without = tp.explore(toy_steps("aab"))
-    assert without._frame["accounts"] is None
+    assert without.state.frame()["accounts"] is None
     with pytest.raises(TraitError):
         without.account = "productive"
 

@@ -74,9 +74,10 @@ def test_the_explorer_of_a_job_shows_its_hosts_below_one_lane():
     tables = pod_tables.pod_tables(pod(TWO, hosts=20, steps=6, faults=[Fault("pause", (3,), 0.3)]))
     steps = replace(toy_steps("aaabbb"), by_host=tables)
     view = tp.explore(steps)
-    hosts = view._frame["hosts"]
+    hosts = view.state.frame()["hosts"]
     assert "20 hosts, 10 shown; 1 straggler" in hosts["title"]["subtitle"][0]
-    assert view._frame["timeline"]["height"] == tp.explore(toy_steps("aaabbb"))._frame["timeline"]["height"]
+    one = tp.explore(toy_steps("aaabbb"))
+    assert view.state.frame()["timeline"]["height"] == one.state.frame()["timeline"]["height"]
     page = exports.page(view.state).decode()
     assert "Hosts that others wait for" in page
     assert "Hosts that others wait for" in exports.static_html(view.state)
@@ -84,4 +85,4 @@ def test_the_explorer_of_a_job_shows_its_hosts_below_one_lane():
 
 @pytest.mark.parametrize("steps", [toy_steps("aab"), replace(toy_steps("aab"), by_host=None)])
 def test_the_explorer_of_one_host_has_no_such_chart(steps):
-    assert tp.explore(steps)._frame["hosts"] is None
+    assert tp.explore(steps).state.hosts is None

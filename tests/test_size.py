@@ -11,13 +11,13 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 5_010,
+    "analysis": 5_020,
     "charts": 1_730,
     "checkpoint": 1_830,
     "cluster": 2_040,
-    "frames": 1_440,
-    "io": 6_370,
-    "profiler": 5_230,
+    "frames": 1_450,
+    "io": 6_400,
+    "profiler": 5_240,
     "root": 2_010,
     "step_stats": 2_100,
     "testing": 630,
@@ -25,10 +25,10 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "torchdata": 1_030,
     "training": 2_640,
     "tuning": 3_620,
-    "widgets": 2_070,
+    "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 55_230, 240  # of the package without studies: all lines; modules
+LINES, FILES = 55_540, 240  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -464,6 +464,7 @@ def _starting_ps(steps: Steps) -> list[int]:
     return [int(rows.filter(pl.col("later") == later)["dur_ps"].sum()) for later in (False, True)]
 
 
+@memoised
 def _eager(steps: Steps) -> str | None:
     """Return what runs the steps operation by operation: "Keras", "TensorFlow" or "JAX"; "PyTorch" if they are tiny."""
     full = steps.full()

@@ -75,18 +75,17 @@ def verdict(phases: Phases) -> Verdict | None:
     if phases.steps.wall is None or phases.steps.wall.span_ps <= 0:
         return None
     advice = advise(phases)
-    found = _of_time(phases, advice)
-    also = [text.removeprefix("The run: ") for text in advice.filter(pl.col("rule").is_in(_ALSO))["sentence"]]
     run = goodput(phases)
+    found = _of_time(phases, advice, run)
+    also = [text.removeprefix("The run: ") for text in advice.filter(pl.col("rule").is_in(_ALSO))["sentence"]]
     if (ours_ps := run.time_ps("profiler")) >= _LEAST_SHARE * run.wall_ps:
         took = f"{duration(ours_ps)} ({percent(ours_ps / run.wall_ps)} of run time)"
         also.append(f"The profiler took {took}: --budget 0.02 lowers it, and a run over a minute has that by default.")
     return replace(found, sentence=" ".join([found.sentence, *also]))
 
 
-def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
+def _of_time(phases: Phases, advice: pl.DataFrame, run: Goodput) -> Verdict:
     """Return what took most of the run time, and the advice on it, or else the first."""
-    run = goodput(phases)
     of = {rule.name: rule.account for rule in (*ACCOUNT_RULES, *RULES)}
     half_ps = {name: run.time_ps(account) / 2 for name, account in of.items() if account}
     most = pl.col("saves_ps") >= pl.col("rule").replace_strict(half_ps, default=None)

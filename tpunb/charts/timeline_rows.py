@@ -80,13 +80,14 @@ class Timeline:
         return seen.replace_strict([*TRACED], range(len(TRACED)), return_dtype=pl.Int64).to_numpy()
 
     def rows(
-        self, phases: Phases, chosen: int | None = None, *, alias: Mapping[int, tuple[int, str]] | None = None
+        self, phases: Phases | None, chosen: int | None = None, *, alias: Mapping[int, tuple[int, str]] | None = None
     ) -> dict[str, Columns]:
         """Return the tables "timeline", "ranks" and "numbers" as compact columns, which :func:`layout` unpacks.
 
         In "timeline", single steps have ``start``, ``end`` (seconds), ``lane`` and ``step``; of slices of time that
         steps share, ``after`` (slices since the previous row) and ``part`` (%). ``rank`` is the row of "ranks";
-        ``traced`` is 0 in full, 1 in part, 2 inferred: one base-36 digit per row, or one if all are equal.
+        ``traced`` is 0 in full, 1 in part, 2 inferred: one base-36 digit per row, or one if all are equal. Without
+        phases all steps have one rank, without a name.
         """
         marks = self.marks(phases, chosen, alias)
         looks: Columns = {"rank": _digits(marks.rank), "traced": _digits(marks.seen)}
@@ -99,10 +100,13 @@ class Timeline:
         return {"timeline": looks, "ranks": ranks, "numbers": self.numbers(marks)}
 
     def marks(
-        self, phases: Phases, chosen: int | None = None, alias: Mapping[int, tuple[int, str]] | None = None
+        self, phases: Phases | None, chosen: int | None = None, alias: Mapping[int, tuple[int, str]] | None = None
     ) -> Marks:
         """Return the steps as rectangles; see :meth:`rows` for the parameters."""
-        of_step, ranks = _ranked(phases, chosen, alias)
+        if phases is None:
+            of_step, ranks = np.zeros(len(self.steps), np.int64), Ranks([None], [0], [""])
+        else:
+            of_step, ranks = _ranked(phases, chosen, alias)
         spans = self._steps
         rank, seen = of_step[spans.row], self._seen[spans.row]
         if not spans.each:

@@ -36,32 +36,34 @@ _ROWS = 2048  # steps per chunk: few enough for the processor's caches
 
 def phases(steps: Steps, method: PhaseMethod | str | None = None) -> Phases:
     """Group steps into phases: :func:`tpunb.analysis.run.phases`."""
-    method = _named(method) if isinstance(method, str) else DBSCAN() if method is None else method
-    if not callable(method) or isinstance(method, type):
-        raise wrong_type("phases", "method", "be a method such as tp.DBSCAN()", method)
-    _check(steps)
+    method = method_of(method)
+    check(steps)
     of_roles = roles_of(steps)
-    groups = [_grouped(role.steps, method) for role in of_roles] or [_grouped(steps, method)]
-    if not any(group.has_steps for group in groups):
-        raise _no_steps(steps)
     if not of_roles:
-        return groups[0].phases
-    return combined(steps, of_roles, [group.phases for group in groups])
+        return _grouped(steps, method)
+    return combined(steps, of_roles, [_grouped(role.steps, method) for role in of_roles])
 
 
-class _Grouped(NamedTuple):
-    has_steps: bool  # traced in full or timed
-    phases: Phases
+def method_of(method: PhaseMethod | str | None) -> PhaseMethod:
+    """Return a method that is given by its name, or the default; a TypeError or ValueError if it is none."""
+    if isinstance(method, str):
+        if method not in METHODS:
+            names = ", ".join(METHODS)
+            raise ValueError(f"The method parameter of phases must be one of {names}. Got {method!r} instead.")
+        method = METHODS[method]()
+    if method is not None and (not callable(method) or isinstance(method, type)):
+        raise wrong_type("phases", "method", "be a method such as tp.DBSCAN()", method)
+    return DBSCAN() if method is None else method
 
 
-def _grouped(steps: Steps, method: PhaseMethod) -> _Grouped:
+def _grouped(steps: Steps, method: PhaseMethod) -> Phases:
     """Return the phases of the steps of one host, or of a job."""
     full = steps.full()
     answer = method(full) if len(full) else Labels([])
     fitted = _checked(answer, len(full), method)
     labels = fitted if full is steps else _with_others(steps, fitted)
     sweeps = getattr(answer, "sweeps", None)
-    phases = Phases(
+    return Phases(
         steps=steps,
         labels=pl.Series("phase", labels),
         method=method,
@@ -69,19 +71,11 @@ def _grouped(steps: Steps, method: PhaseMethod) -> _Grouped:
         sweeps=sweeps if isinstance(sweeps, Mapping) else {},
         confidences=lambda: confidences(full, fitted),
     )
-    return _Grouped(bool(len(full) or _columns(steps).timed.any()), phases)
-
-
-def _named(method: str) -> PhaseMethod:
-    if method not in METHODS:
-        raise ValueError(f"The method parameter of phases must be one of {', '.join(METHODS)}. Got {method!r} instead.")
-    chosen: PhaseMethod = METHODS[method]()
-    return chosen
 
 
 @memoised
-def _check(steps: Steps) -> None:
-    """Raise if steps or operations are not identified, or steps not unique."""
+def check(steps: Steps) -> None:
+    """Raise if steps or operations are not identified, steps not unique, or none traced in full or timed."""
     for frame, columns in ((steps.frame, ("host", "step", "traced")), (steps.ops, ("host", "step", "op", "side"))):
         for column in columns:
             if frame[column].null_count():
@@ -95,6 +89,8 @@ def _check(steps: Steps) -> None:
             f"step {step} of host {host!r} is there {repeated.filter(host=host, step=step).height} times",
             hint="give each step of a host a number of its own",
         )
+    if not ((steps.frame["traced"] == "full").any() or (steps.frame["dur_ps"] > 0).any()):
+        raise _no_steps(steps)
 
 
 def _no_steps(steps: Steps) -> NoSteps:

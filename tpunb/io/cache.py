@@ -1,4 +1,4 @@
-"""Cache of decoded raw files that were remote or slow to decode.
+"""Cache of decoded raw files that were remote or slow to decode, and of what was drawn of runs slow to group.
 
 An entry is a folder in ``TPUNB_CACHE`` ("off": no cache) or the cache folder of the user; above ``TPUNB_CACHE_LIMIT``
 bytes (2 GiB) the least recently used are removed. Errors here never fail a load: the file is decoded again.
@@ -13,11 +13,13 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import polars as pl
@@ -29,7 +31,7 @@ DECODER = 8
 """Version of the decoders: to be raised when their results change, which invalidates older entries."""
 
 _LIMIT = 2 << 30
-_EVENTS, _FACTS = "events.parquet", "facts.json"
+_EVENTS, _FACTS, _DRAWN = "events.parquet", "facts.json", "drawn.json"
 _ENTRY = re.compile(r"\.?[0-9a-f]{64}(\.[0-9a-f]{8})?")
 
 
@@ -119,16 +121,57 @@ def get(entry: Path) -> Decoded | None:
 
 
 def put(entry: Path, part: Decoded) -> None:
-    """Write an entry atomically, then remove old ones; a full or read-only disk is ignored."""
-    aside = entry.with_name(f".{entry.name}.{uuid4().hex[:8]}")
-    try:
-        entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        aside.mkdir()
+    """Write an entry of a file."""
+    with _written(entry) as aside:
         part.events.write_parquet(aside / _EVENTS)
         check = zlib.crc32((aside / _EVENTS).read_bytes())  # Parquet does not detect a flipped bit
         times = part.start_ns, part.stop_ns
         facts = [part.host, part.hardware.rows(), part.size, *times, [*part.notes], part.is_cut, check]
         (aside / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def drawn_entry(run: Location, *settings: object) -> Path | None:
+    """Return the path of the entry of what was drawn of a run folder; None if its changes cannot be detected.
+
+    A change of any file, of the settings or of tpunb gives another path.
+    """
+    root, stamps = folder(), {name: file.stamp for name, file in sorted(run.below().items())}
+    if root is None or None in stamps.values():
+        return None
+    identity = [str(Path(run.path).absolute()), stamps, version("tpunb"), DECODER, *settings]
+    return root / "drawn" / hashlib.sha256(json.dumps(identity).encode("utf8", "surrogatepass")).hexdigest()
+
+
+def get_drawn(entry: Path) -> dict[str, Any] | None:
+    """Return what was drawn, or None; an entry that cannot be read is removed."""
+    try:
+        check, _, data = (entry / _DRAWN).read_bytes().partition(b"\n")
+        if zlib.crc32(data) != int(check):
+            raise ValueError("damaged entry")
+        drawn: dict[str, Any] = json.loads(data)
+    except (OSError, ValueError):
+        shutil.rmtree(entry, ignore_errors=True)
+        return None
+    with suppress(OSError):  # a read-only cache
+        os.utime(entry)
+    return drawn
+
+
+def put_drawn(entry: Path, drawn: dict[str, Any]) -> None:
+    """Write an entry of what was drawn."""
+    data = json.dumps(drawn).encode()
+    with _written(entry) as aside:
+        (aside / _DRAWN).write_bytes(b"%d\n%s" % (zlib.crc32(data), data))
+
+
+@contextmanager
+def _written(entry: Path) -> Iterator[Path]:
+    """Yield the folder that becomes an entry, then remove old ones; a full or read-only disk is ignored."""
+    aside = entry.with_name(f".{entry.name}.{uuid4().hex[:8]}")
+    try:
+        entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        aside.mkdir()
+        yield aside
         aside.rename(entry)
         _evict(entry.parent)
     except (OSError, pl.exceptions.PolarsError):

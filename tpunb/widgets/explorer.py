@@ -5,13 +5,15 @@ The panel's traits hold its state; a browser is optional. The page draws what th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import ipywidgets
-from traitlets import Dict, Instance, Int, List, Unicode, observe, validate
+from traitlets import Dict, Instance, Int, List, Unicode, default, observe, validate
 
 from tpunb.analysis.run import Run, loaded
 from tpunb.analysis.run import phases as grouped
@@ -20,20 +22,25 @@ from tpunb.analysis.step_trace import open_trace
 from tpunb.charts import render
 from tpunb.charts.timeline_rows import Timeline
 from tpunb.cluster import METHODS
+from tpunb.cluster.assign import check, method_of
 from tpunb.errors import IncompatibleRuns
 from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.conversion import write_atomically
 from tpunb.frames.nearest import StepSource, checkpoint_steps
 from tpunb.frames.phases import PhaseMethod
+from tpunb.io import cache
+from tpunb.io.formats import outline, run_at
 from tpunb.text import format_error, plain
 from tpunb.widgets import exports, phase_view, second_run, sliders
-from tpunb.widgets.explorer_state import ExplorerState, Messages
+from tpunb.widgets.explorer_state import ExplorerState, Messages, ungrouped
 from tpunb.widgets.frontends import DisplayHandles, only_ipywidgets
 from tpunb.widgets.panel import Answer, Panel, Refused, no_such, packed
 from tpunb.widgets.table import safe
 
 _FAR = 1e9  # seconds from the start of a run: thirty years
 _CUSTOM = "own"  # name of a method of the user's
+_SLOW_S = 1.0  # of loading and grouping, from which on what is drawn is kept
+_LOOK = ("_frame", "_curve", "_axis", "_clusters", "clustering")  # the page's traits that phases decide
 
 
 class _Parameter:
@@ -46,17 +53,18 @@ class _Parameter:
         self._name = name
 
     def __get__(self, view: PhaseExplorer | None, owner: type | None = None) -> Any:
-        return self if view is None else view._positions.get(self._method)
+        return self if view is None else view._position(self._method)
 
     def __set__(self, view: PhaseExplorer, value: Any) -> None:
-        if value is not None or self._method in view._positions:
+        if value is not None or view._position(self._method) is not None:
             view._choose({"method": self._method, self._name: value})
 
 
 class PhaseExplorer(Panel):
     """A run in its phases: every control is a trait or a property, and ``value`` the phases that they give.
 
-    A method's parameter, set as a property, selects the method: ``view.threshold = 0.8`` groups by ``OLS(0.8)``.
+    A method's parameter, set as a property, selects the method: ``view.threshold = 0.8`` groups by ``OLS(0.8)``. Steps
+    are grouped when the phases are first needed, or right after the panel is shown.
 
     >>> from tpunb.testing import toy_steps
     >>> view = PhaseExplorer(toy_steps("aaabbb"))
@@ -93,30 +101,79 @@ class PhaseExplorer(Panel):
         messages: Messages = ((), ()),
         folded: bool = False,
     ) -> None:
-        first = grouped(loaded(run, "explore"), method)
         compared = None if other is None else loaded(other, "explore", "other")
-        name = sliders.name_of(first.method) or _CUSTOM
-        self._methods: dict[str, PhaseMethod] = {word: make() for word, make in METHODS.items()} | {name: first.method}
-        self._first = {name: first}  # by method: as it was given, or chooses by itself
+        self._given: dict[str, Any] = {
+            "checkpoints": checkpoint_steps(checkpoints),
+            "other": steps_of(compared) if isinstance(compared, Profile) else compared,
+            "messages": messages,
+            "folded": folded,
+        }
+        self._methods: dict[str, PhaseMethod] = {word: make() for word, make in METHODS.items()}
+        self._first: dict[str, Phases] = {}  # by method: as it was given, or chooses by itself
         self._swept: dict[str, Phases] = {}  # by method: phases whose sweep is its curve
         self._positions: dict[str, Any] = {}  # by method: value of its slider
         self.displays = DisplayHandles()
         self._static_explorer: Any = None  # of ipywidgets alone, where it was asked for
+        self._grouped: ExplorerState | None = None
+        self._look: dict[str, Any] = {"clustering": {}}  # the page's traits until then
+        ready = isinstance(run, Phases) and method is None
+        self._run, self._method = run, run.method if isinstance(run, Phases) and ready else method_of(method)
+        later = not ready and bool(sliders.name_of(self._method))  # a method of the user's may fail, and does so here
+        self._folder = run_at(run) if later and isinstance(run, str | PathLike) else None
+        self._entry = self._drawn_entry()
+        self._kept = (self._entry and cache.get_drawn(self._entry)) or {}
+        if self._kept:
+            self._look = self._kept["look"]
+        else:
+            outlined = None if self._folder is None else outline(self._folder)
+            if outlined is None and not isinstance(run, Phases):
+                self._folder, self._run = None, steps_of(loaded(run, "explore"))
+            if later:
+                shown = steps_of(self._run if outlined is None else outlined)
+                check(shown)
+                self._look = ungrouped(shown)
+        state = None if later else self._group()
+        self._look.setdefault("_frame", {})["pictures"] = self.displays.name
+        super().__init__()
+        if state is not None:
+            self._show(state)
+
+    def _drawn_entry(self) -> Path | None:
+        """Return where the cache keeps what is drawn of a run folder; None for other runs."""
+        if self._folder is None or self._given["other"] is not None:
+            return None
+        return cache.drawn_entry(self._folder, repr(self._method), self._given["checkpoints"])
+
+    @property
+    def _state(self) -> ExplorerState:
+        """Everything that is shown but what is selected; the steps are grouped when it is first needed."""
+        if self._grouped is None:
+            with self._turn:
+                return self._grouped or self._show(self._group())
+        return self._grouped
+
+    def _group(self) -> ExplorerState:
+        """Return the state of the first method."""
+        run = loaded(self._run, "explore")
+        self._lost = [run.skipped, run.notes] if isinstance(run, Profile) else []
+        first = run if isinstance(run, Phases) and run.method is self._method else grouped(run, self._method)
+        name = sliders.name_of(first.method) or _CUSTOM
+        self._methods[name], self._first[name] = first.method, first
         custom = {_CUSTOM: plain(repr(first.method))} if name == _CUSTOM else {}
-        self._state = ExplorerState(
+        return ExplorerState(
             phases=first,
             swept=self._sweep(name),
             method=name,
             methods=custom | {word: sliders.title_of(word) for word in METHODS},
             timeline=Timeline(first.steps),
-            checkpoints=checkpoint_steps(checkpoints),
-            other=steps_of(compared) if isinstance(compared, Profile) else compared,
-            messages=messages,
-            folded=folded,
+            **self._given,
         )
-        super().__init__()
-        self._frame = {**self._state.frame(), "pictures": self.displays.name}
-        self._show(self._state)
+
+    def get_state(self, key: Any = None, drop_defaults: bool = False) -> Any:
+        """Return the page's traits; before steps are grouped, what steps alone give."""
+        if key is not None or self._grouped is not None:
+            return super().get_state(key, drop_defaults)
+        return super().get_state({*self.keys} - {*self._look}, drop_defaults) | self._look
 
     @property
     def method(self) -> str:
@@ -182,6 +239,10 @@ class PhaseExplorer(Panel):
             self._static_explorer = panel
         return self._static_explorer
 
+    def _position(self, method: str) -> Any:
+        """Return the value of a method's slider; None if it was not shown."""
+        return self._state.position if method == self.method else self._positions.get(method)
+
     def _choose(self, clustering: dict[str, Any]) -> None:
         with self._turn:
             self.clustering = clustering
@@ -193,26 +254,65 @@ class PhaseExplorer(Panel):
 
     def _ipython_display_(self) -> None:
         with self._turn:
-            first = self.displays.marked(f"<p>{safe(self.value.headline)}</p>")
-            self.displays.show({"text/html": first, "text/plain": plain(repr(self.value))}, self.view_bundle())
-            still = exports.static_bundle(self.state, live=True)  # takes a second, while the panel is drawn above it
-            self.displays.redraw(still | {"text/html": self.displays.marked(still["text/html"])})
+            if self._kept and self._grouped is None:
+                self._pictures(self.displays.show, self._kept["still"], self.view_bundle())
+                return
+            begun, pending = time.monotonic(), self._grouped is None
+            text = self._look["_frame"]["pending"] if pending else plain(repr(self.value))
+            first = {"text/html": f"<p>{safe(text if pending else self.value.headline)}</p>", "text/plain": text}
+            self._pictures(self.displays.show, first, self.view_bundle())
+            self.error = ""
+            try:
+                state = self.state
+                took = time.monotonic() - begun
+                still = exports.static_bundle(state, live=True)  # takes a second, while the panel is drawn above it
+            except BaseException as error:
+                self.error = format_error(error)
+                raise
+            self._pictures(self.displays.redraw, still)
+            if pending and self._entry is not None and took > _SLOW_S:
+                self._keep(self._entry, still)
+
+    def _pictures(self, show: Callable[..., None], still: dict[str, str], *panel: dict[str, Any]) -> None:
+        show(still | {"text/html": self.displays.marked(still["text/html"])}, *panel)
+
+    def _keep(self, entry: Path, still: dict[str, str]) -> None:
+        """Keep what is drawn of a run folder in the cache, unless its files changed or could not all be read."""
+        asked = self.answers()
+        try:
+            answers = {name: (asked[name]() or ({},))[0] for name in ("figures", "reasons", "accounts", "hints")}
+        except Exception:  # noqa: BLE001  the page shows it when it asks
+            return
+        if self._drawn_entry() == entry and not any(self._lost):
+            cache.put_drawn(entry, {"look": self.get_state(_LOOK), "still": still, "answers": answers})
+
+    def prepare(self) -> None:
+        """Group the steps before the page changes anything."""
+        self._state  # noqa: B018
 
     # Values of the traits
 
+    @default("value")
+    def _first_value(self) -> Phases:
+        return self._state.phases
+
+    @default("clustering")
+    def _first_clustering(self) -> dict[str, Any]:
+        return self._state.clustering
+
     @validate("clustering")
     def _valid_clustering(self, proposal: Any) -> dict[str, Any]:
-        wanted = dict(proposal["value"])
+        wanted, methods = dict(proposal["value"]), self._state.methods
         name = wanted.pop("method", None)
-        if name not in self._methods:
-            raise Refused(f"The method of clustering must be one of {[*self._methods]}. Got {name!r} instead.")
+        if name not in methods:
+            raise Refused(f"The method of clustering must be one of {[*methods]}. Got {name!r} instead.")
         method = self._methods[name]
         slider = sliders.slider_of(method)
         if unknown := [key for key in wanted if slider is None or key != slider.parameter]:
             raise Refused(f"{type(method).__name__} has no slider for {unknown[0]}.")
         if slider is None:
             return {"method": name}
-        value = wanted.get(slider.parameter, self._positions.get(name))
+        value = wanted.get(slider.parameter, self._position(name))
         if value is not None:
             try:
                 value = sliders.checked(slider, method, value)
@@ -292,7 +392,7 @@ class PhaseExplorer(Panel):
             self._swept[name] = first if free is method else grouped(first.steps, free)
         return self._swept[name]
 
-    def _show(self, state: ExplorerState) -> None:
+    def _show(self, state: ExplorerState) -> ExplorerState:
         """Show a state; ``value`` changes last, so that its observers see the panel complete."""
         phase = self.phase if self.phase is not None and (state.phases.labels == self.phase).any() else None
         drawn = replace(state, phase=phase)
@@ -300,17 +400,23 @@ class PhaseExplorer(Panel):
         axis = state.axis() if self._axis.get("edges") != [*state.edges] else self._axis
         clusters = {"number": self._clusters.get("number", 0) + 1, **drawn.clusters()}
         self._drawn = drawn.rows["ranks"]["phase"]
-        self._state = state
+        self._grouped = state
         if state.slider is not None:
             self._positions[state.method] = state.position
-        self.phase, self.clustering = phase, state.clustering
-        self._curve, self._axis, self._clusters = curve, axis, clusters
-        self.set_trait("value", state.phases)
+        with self.hold_sync():
+            self.phase, self.clustering = phase, state.clustering
+            if not self._frame:
+                self._frame = {**state.frame(), "pictures": self.displays.name}
+            self._curve, self._axis, self._clusters = curve, axis, clusters
+        if self.value is not state.phases:  # the first is the trait's default
+            self.set_trait("value", state.phases)
+        return state
 
     # What the page may ask for
 
     def answers(self) -> Mapping[str, Callable[..., Answer | None]]:
         """Return the page's questions and their answers."""
+        kept = self._kept.get("answers", {}) if self._grouped is None else {}
         return {
             **super().answers(),
             "figures": lambda: (self._state.figures(self.state.shown_phase), []),
@@ -323,11 +429,12 @@ class PhaseExplorer(Panel):
             "to_static": self.to_static,
             "open_trace": lambda: ({"text": repr(open_trace(self.value, self.state.shown_phase))}, []),
             "export": lambda kind: exports.export(self.state, kind),
+            **{name: lambda account=None, answer=answer: (answer, []) for name, answer in kept.items()},
         }
 
     def _compare(self, allow_different_models: object = False) -> Answer:
         if allow_different_models is True:
-            self._state = replace(self._state, allow_different_models=True)
+            self._grouped = replace(self._state, allow_different_models=True)
         try:
             return second_run.compared(self._state), []
         except IncompatibleRuns as error:  # shown in place of the comparison, with a button

@@ -13,15 +13,16 @@ from tpunb.analysis import advise, hosts
 from tpunb.analysis.goodput import Goodput
 from tpunb.analysis.stragglers import Hosts
 from tpunb.charts import render
-from tpunb.charts.accounts import live_accounts
+from tpunb.charts.accounts import account_rows, live_accounts
 from tpunb.charts.curves import with_slider
 from tpunb.charts.shares import coverage_rows, live_coverage
+from tpunb.charts.style import GREY
 from tpunb.charts.timeline import live_timeline
-from tpunb.charts.timeline_rows import Timeline, layout
+from tpunb.charts.timeline_rows import LANE, Timeline, layout
 from tpunb.cluster import SliderSpec
 from tpunb.frames import Phases, Steps
 from tpunb.frames.nearest import checkpoint_times
-from tpunb.text import coverage, phases_over, plain
+from tpunb.text import coverage, phases_over, plain, plural
 from tpunb.widgets import phase_view, sliders
 from tpunb.widgets.table import ROWS, Table
 
@@ -29,6 +30,25 @@ T = TypeVar("T")
 
 Messages = tuple[Sequence[str], Sequence[str]]
 """Lines on how phases were found, and warnings above a panel."""
+
+
+def ungrouped(steps: Steps) -> dict[str, Any]:
+    """Return what the page gets before the steps are grouped: their timeline in one colour."""
+    timeline = Timeline(steps)
+    hosts = len(timeline.hosts)
+    return {
+        "_frame": {
+            "name": plain(steps.name or ""),
+            "pending": f"Grouping {plural(len(steps), 'step')} into phases …",
+            "timeline": {"height": LANE * hosts - 4, "description": "The steps of the run on its time axis."},
+            "layout": layout(hosts) | {"shades": [GREY]},
+            "accounts": steps.wall is not None and steps.wall.span_ps > 0,
+        },
+        "_axis": {"edges": [*timeline.edges]},
+        "_clusters": {"tables": json.dumps(timeline.rows(None), separators=(",", ":"))},
+        "_curve": {},
+        "clustering": {},
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +132,11 @@ class ExplorerState:
         return self.once("goodput", lambda: phase_view.goodput_of(self.phases))
 
     @property
+    def lines(self) -> list[str]:
+        """The verdict on the run, and where its wall time went; nothing without a record of that."""
+        return self.once("lines", lambda: phase_view.lines(self.goodput, self.phases))
+
+    @property
     def hosts(self) -> Hosts | None:
         """Hosts of the job, or None unless some wait for others."""
         tables = self.steps.by_host
@@ -155,7 +180,8 @@ class ExplorerState:
         if run is None:
             return {"advice": self.advice}
         chosen = None if self.account is None else phase_view.describe_goodput(run, self.account, self.timeline)
-        return {"advice": self.advice, **phase_view.bar(run, self.phases), "selected": chosen}
+        parts = account_rows(run).to_dict(as_series=False)
+        return {"advice": self.advice, "lines": self.lines[:1], "parts": parts, "selected": chosen}
 
     def curve(self) -> dict[str, Any]:
         """Return the method's curve and its slider."""

@@ -124,7 +124,7 @@ def _block(
 ) -> str:
     """Return verdict, goodput, timeline, advice, the phases as tables, the comparison, then how phases were found."""
     run, headline = state.goodput, state.phases.headline
-    lines, bar = phase_view.lines(run, state.phases), "" if run is None else draw(charts.accounts(run))
+    lines, bar = state.lines, "" if run is None else draw(charts.accounts(run))
     hosts = "" if (found_hosts := state.hosts) is None else draw(charts.hosts(found_hosts))
     evidence = bar + draw(charts.timeline(state.phases)) + hosts + (html(state.advice) if state.advice["rows"] else "")
     method = [*([headline] if lines else []), *messages[0], state.code]

@@ -81,11 +81,15 @@ class Panel(anywidget.AnyWidget):
         """Return the page's questions and their answers: functions by name, which return None for an action."""
         return {"vega": lambda: ({}, [bundle()])}
 
+    def prepare(self) -> None:
+        """Make what the page's changes need."""
+
     def set_state(self, sync_data: dict[str, Any]) -> None:
         """Take the page's changes; show an error and restore the page where one is refused."""
         with self._turn:
             try:
                 self.error = ""
+                self.prepare()
                 super().set_state({name: value for name, value in sync_data.items() if _settable(name)})
             except Exception as error:  # noqa: BLE001  the front end would not show it
                 self.error = format_error(error)

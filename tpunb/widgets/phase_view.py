@@ -16,7 +16,7 @@ from tpunb.analysis.goodput import Goodput, busy, goodput, totals
 from tpunb.analysis.representatives import representative
 from tpunb.analysis.roofline import device_of, roofline
 from tpunb.analysis.verdict import verdict
-from tpunb.charts.accounts import account_rows, folded
+from tpunb.charts.accounts import folded
 from tpunb.charts.timeline_rows import Timeline
 from tpunb.frames import Phase, Phases, Profile
 from tpunb.frames.export import segments
@@ -286,11 +286,6 @@ def warnings(run: Goodput | None) -> list[str]:
     """Return what disturbed the measurement, in at most one line."""
     line = None if run is None else busy(run)
     return [] if line is None else [line]
-
-
-def bar(run: Goodput, phases: Phases) -> dict[str, Any]:
-    """Return the verdict, and the parts of the bar as columns."""
-    return {"lines": lines(run, phases)[:1], "parts": account_rows(run).to_dict(as_series=False)}
 
 
 def lines(run: Goodput | None, phases: Phases | None) -> list[str]:

@@ -385,9 +385,32 @@ class Explorer extends Panel {
   }
 }
 
+// The page while the kernel groups: the timeline in one colour.
+class Waiting extends Panel {
+  constructor(model, root) {
+    super(model, root);
+    const frame = this.get("_frame"), axis = this.get("_axis");
+    const { timeline } = unpacked(JSON.parse(this.get("_clusters").tables), axis, frame.layout);
+    const text = make("p", { class: "tpunb-headline", role: "status" }, frame.pending);
+    this.on("change:error", () => { text.hidden = Boolean(this.get("error")); this.complain(this.get("error")); });
+    root.replaceChildren(make("div", { class: "tpunb-explorer", role: "region", "aria-busy": "true",
+      "aria-label": `Explorer of phases${frame.name ? `: ${frame.name}` : ""}` },
+      make("style", {}, `[data-tpunb="${frame.pictures}"]{display:none}`),
+      make("header", {}, make("h3", {}, frame.name || "Phases of the run"), text), this.alert,
+      frame.accounts ? make("div", { class: "tpunb-soon" }) : null, // the wall time by account
+      make("div", { class: "tpunb-chart" }, sketched(frame, axis.edges, timeline))));
+  }
+}
+
 function render({ model, el }) {
-  const explorer = new Explorer(model, el);
-  return () => explorer.end();
+  let shown;
+  const show = () => {
+    shown?.end();
+    shown = new (model.get("_frame").pending ? Waiting : Explorer)(model, el);
+  };
+  model.on("change:_frame", show);
+  show();
+  return () => { model.off("change:_frame", show); shown.end(); };
 }
 
 export default { render };
