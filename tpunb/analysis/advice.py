@@ -574,9 +574,12 @@ ACCOUNT_RULES = (
         sentence="Tracing and compiling for the first time takes {first_ps}, longer than the {productive_ps} of "
         "productive training",
         action="enable the persistent compilation cache, load data while programs compile, train longer per run",
-        actions=dict.fromkeys(
-            ("Keras", "TensorFlow"), "train longer per run: TensorFlow traces once in each, and keeps no cache of it"
-        ),
+        actions={
+            **dict.fromkeys(
+                ("Keras", "TensorFlow"), "train longer per run: TensorFlow keeps no cache of what it traces"
+            ),
+            "JAX": "keep programs: `jax.config.update('jax_compilation_cache_dir', 'compiled')`, train longer per run",
+        },
         source=_LONGER,
         account="program startup",
     ),
