@@ -13,8 +13,8 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -122,12 +122,15 @@ def get(entry: Path) -> Decoded | None:
 
 def put(entry: Path, part: Decoded) -> None:
     """Write an entry of a file."""
-    with _written(entry) as aside:
+
+    def fill(aside: Path) -> None:
         part.events.write_parquet(aside / _EVENTS)
         check = zlib.crc32((aside / _EVENTS).read_bytes())  # Parquet does not detect a flipped bit
         times = part.start_ns, part.stop_ns
         facts = [part.host, part.hardware.rows(), part.size, *times, [*part.notes], part.is_cut, check]
         (aside / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+    _write(entry, fill)
 
 
 def drawn_entry(run: Location, *settings: object) -> Path | None:
@@ -160,18 +163,16 @@ def get_drawn(entry: Path) -> dict[str, Any] | None:
 def put_drawn(entry: Path, drawn: dict[str, Any]) -> None:
     """Write an entry of what was drawn."""
     data = json.dumps(drawn).encode()
-    with _written(entry) as aside:
-        (aside / _DRAWN).write_bytes(b"%d\n%s" % (zlib.crc32(data), data))
+    _write(entry, lambda aside: (aside / _DRAWN).write_bytes(b"%d\n%s" % (zlib.crc32(data), data)))
 
 
-@contextmanager
-def _written(entry: Path) -> Iterator[Path]:
-    """Yield the folder that becomes an entry, then remove old ones; a full or read-only disk is ignored."""
+def _write(entry: Path, fill: Callable[[Path], object]) -> None:
+    """Write an entry atomically, then remove old ones; a full or read-only disk is ignored."""
     aside = entry.with_name(f".{entry.name}.{uuid4().hex[:8]}")
     try:
         entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         aside.mkdir()
-        yield aside
+        fill(aside)
         aside.rename(entry)
         _evict(entry.parent)
     except (OSError, pl.exceptions.PolarsError):
