@@ -2,9 +2,11 @@
 
 import gc
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
+import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,3 +89,14 @@ def test_steps_that_nobody_holds_are_forgotten():
     del steps
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("shift", [0, 7, -3, 10**12])
+def test_operations_are_those_of_their_steps_whatever_numbers_these_have(shift):
+    steps = toy_steps("abca")
+    expected = op_matrix(steps).values("count").toarray()
+    moved = pl.col("step") + shift
+    shifted = replace(steps, frame=steps.frame.with_columns(moved), ops=steps.ops.with_columns(moved))
+    assert (op_matrix(shifted).values("count").toarray() == expected).all()
+    without = replace(shifted, frame=shifted.frame[1:3])
+    assert (op_matrix(without).values("count").toarray() == expected[1:3]).all()

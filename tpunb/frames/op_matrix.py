@@ -102,13 +102,15 @@ def _build(steps: Steps) -> OpMatrix:
 def _rows(steps: Steps) -> NDArray[np.int32]:
     """Return the row in ``steps.frame`` of each row of ``steps.ops``, -1 if its step is not there."""
     ops = steps.ops.select("host", "step")
-    step, hosts = steps.frame["step"].to_numpy(), steps.frame["host"].unique().to_list()
-    low, span = int(step.min(initial=0)), int(np.ptp(step)) if len(step) else 0
-    if span <= len(ops) and len(hosts) == 1 and ops["host"].unique().to_list() == hosts:  # a table by step number
-        place = np.full(span + 2, -1, np.int32)  # the last is that of other steps
-        place[step - low] = np.arange(len(step))
-        number = ops["step"].to_numpy() - low
-        return np.asarray(place[np.where((number < 0) | (number > span), span + 1, number)])
+    step, number, hosts = steps.frame["step"], ops["step"], steps.frame["host"].unique().to_list()
+    numbers = step.drop_nulls().to_numpy()
+    low, high = (int(numbers.min()), int(numbers.max())) if numbers.size else (0, 0)
+    dense = high - low <= len(ops) and not step.null_count() and not number.null_count()
+    if dense and len(hosts) == 1 and ops["host"].unique().to_list() == hosts:  # a table by step number
+        place = np.full(high - low + 2, -1, np.int32)  # the last is that of other steps
+        place[numbers - low] = np.arange(numbers.size)
+        of_step = number.to_numpy() - low
+        return np.asarray(place[np.where((of_step < 0) | (of_step > high - low), -1, of_step)])
     # the operations of a step are usually adjacent: one look-up per stretch of them
     first = (pl.col("step") != pl.col("step").shift()) | (pl.col("host") != pl.col("host").shift())
     heads = ops.lazy().with_row_index("begin").filter(first.fill_null(True)).collect()
