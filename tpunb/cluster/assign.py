@@ -38,6 +38,7 @@ def phases(steps: Steps, method: PhaseMethod | str | None = None) -> Phases:
     """Group steps into phases: :func:`tpunb.analysis.run.phases`."""
     method = method_of(method)
     check(steps)
+    _check_operations(steps)
     of_roles = roles_of(steps)
     if not of_roles:
         return _grouped(steps, method)
@@ -75,13 +76,8 @@ def _grouped(steps: Steps, method: PhaseMethod) -> Phases:
 
 @memoised
 def check(steps: Steps) -> None:
-    """Raise if steps or operations are not identified, steps not unique, or none traced in full or timed."""
-    for frame, columns in ((steps.frame, ("host", "step", "traced")), (steps.ops, ("host", "step", "op", "side"))):
-        for column in columns:
-            if frame[column].null_count():
-                raise BadProfile(
-                    f"{column} is missing in {frame[column].null_count()} of {plural(frame.height, 'row')}"
-                )
+    """Raise if steps are not identified, not unique, or none traced in full or timed."""
+    _check_whole(steps.frame, "host", "step", "traced")
     repeated = steps.frame.filter(pl.struct("host", "step").is_duplicated())
     if repeated.height:
         host, step = repeated.select("host", "step").row(0)
@@ -91,6 +87,17 @@ def check(steps: Steps) -> None:
         )
     if not ((steps.frame["traced"] == "full").any() or (steps.frame["dur_ps"] > 0).any()):
         raise _no_steps(steps)
+
+
+@memoised
+def _check_operations(steps: Steps) -> None:
+    _check_whole(steps.ops, "host", "step", "op", "side")
+
+
+def _check_whole(frame: pl.DataFrame, *columns: str) -> None:
+    for column in columns:
+        if missing := frame[column].null_count():
+            raise BadProfile(f"{column} is missing in {missing} of {plural(frame.height, 'row')}")
 
 
 def _no_steps(steps: Steps) -> NoSteps:

@@ -114,13 +114,6 @@ def run_at(path: PathLike) -> Location | None:
     return None if location.url or not run_folder.is_run(Path(location.path)) else location
 
 
-def outline(run: Location) -> Profile | None:
-    """Return a run without the operations of its steps, which are most of it; None if it has ranks."""
-    files = run.below()
-    light = {name: file for name, file in files.items() if not name.endswith("/ops.parquet")}
-    return None if any(map(_RANK.match, files)) else run_folder.read(run, light)
-
-
 _RANK = re.compile(rf"rank[0-9]+(?=/{re.escape(run_folder.RUN)}$)")
 
 

@@ -64,6 +64,7 @@ def from_rules(profile: Profile) -> Steps:
         stored = profile.stored
         return replace(
             stored,
+            ops=lambda: stored.ops,  # type: ignore[arg-type]  # read on access
             source=profile.source,
             read_events=lambda: profile.events,
             read_layers=lambda: _layers(profile, _intervals_of_run(stored, profile.events)),

@@ -29,7 +29,7 @@ from tpunb.frames.conversion import write_atomically
 from tpunb.frames.nearest import StepSource, checkpoint_steps
 from tpunb.frames.phases import PhaseMethod
 from tpunb.io import cache
-from tpunb.io.formats import outline, run_at
+from tpunb.io.formats import run_at
 from tpunb.text import format_error, plain
 from tpunb.widgets import exports, phase_view, second_run, sliders
 from tpunb.widgets.explorer_state import ExplorerState, Messages, ungrouped
@@ -125,13 +125,12 @@ class PhaseExplorer(Panel):
         if self._kept:
             self._look = self._kept["look"]
         else:
-            outlined = None if self._folder is None else outline(self._folder)
-            if outlined is None and not isinstance(run, Phases):
-                self._folder, self._run = None, steps_of(loaded(run, "explore"))
+            found = loaded(run, "explore")
+            self._is_whole = not (isinstance(found, Profile) and (found.skipped or found.notes))
+            self._run = found if isinstance(found, Phases) else steps_of(found)
             if later:
-                shown = steps_of(self._run if outlined is None else outlined)
-                check(shown)
-                self._look = ungrouped(shown)
+                check(steps_of(self._run))
+                self._look = ungrouped(steps_of(self._run))
         state = None if later else self._group()
         self._look.setdefault("_frame", {})["pictures"] = self.displays.name
         super().__init__()
@@ -155,7 +154,6 @@ class PhaseExplorer(Panel):
     def _group(self) -> ExplorerState:
         """Return the state of the first method."""
         run = loaded(self._run, "explore")
-        self._lost = [run.skipped, run.notes] if isinstance(run, Profile) else []
         first = run if isinstance(run, Phases) and run.method is self._method else grouped(run, self._method)
         name = sliders.name_of(first.method) or _CUSTOM
         self._methods[name], self._first[name] = first.method, first
@@ -283,7 +281,7 @@ class PhaseExplorer(Panel):
             answers = {name: (asked[name]() or ({},))[0] for name in ("figures", "reasons", "accounts", "hints")}
         except Exception:  # noqa: BLE001  the page shows it when it asks
             return
-        if self._drawn_entry() == entry and not any(self._lost):
+        if self._drawn_entry() == entry and self._is_whole:
             cache.put_drawn(entry, {"look": self.get_state(_LOOK), "still": still, "answers": answers})
 
     def prepare(self) -> None:
