@@ -62,13 +62,13 @@ def test_a_change_by_the_page_groups_the_steps_first(run):
     assert view.value.method == tp.KMeans(k=2)
 
 
-def test_another_method_run_or_version_is_drawn_anew(run, tmp_path, monkeypatch):
+def test_another_method_run_or_code_is_drawn_anew(run, tmp_path, monkeypatch):
     assert is_kept(run)
     assert not is_kept(run, method="kmeans")
     assert not is_kept(run, checkpoints=[3])
     assert not is_kept(shutil.copytree(run, tmp_path / "other"))
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "version", lambda _: "0")
+        patch.setattr(cache, "_changed_ns", lambda: 0)
         assert not is_kept(run)
     facts = (run / "run.json").read_bytes()
     (run / "run.json").write_bytes(facts)

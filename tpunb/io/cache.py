@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -141,8 +140,13 @@ def drawn_entry(run: Location, *settings: object) -> Path | None:
     root, stamps = folder(), {name: file.stamp for name, file in sorted(run.below().items())}
     if root is None or None in stamps.values():
         return None
-    identity = [str(Path(run.path).absolute()), stamps, version("tpunb"), DECODER, *settings]
+    identity = [str(Path(run.path).absolute()), stamps, _changed_ns(), *settings]
     return root / "drawn" / hashlib.sha256(json.dumps(identity).encode("utf8", "surrogatepass")).hexdigest()
+
+
+def _changed_ns() -> int:
+    """Return when the code of tpunb last changed, which may then draw otherwise."""
+    return max(file.stat().st_mtime_ns for file in Path(__file__).parents[1].rglob("*.py"))
 
 
 def get_drawn(entry: Path) -> dict[str, Any] | None:
