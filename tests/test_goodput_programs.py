@@ -11,8 +11,9 @@ from optional import lazy
 from stand_in import StandIn
 
 import tpunb as tp
+from tpunb.profiler import keras as keras_marks
 from tpunb.profiler import loop, step_clock
-from tpunb.profiler.steps import calls, optimizers
+from tpunb.profiler.steps import calls, fetches, optimizers
 
 keras, tf = lazy("keras"), lazy("tensorflow")
 ROWS = np.ones((8, 4), "float32")
@@ -37,7 +38,7 @@ class SimulatedClock:
 def clock(monkeypatch):
     clock = SimulatedClock()
     monkeypatch.setattr(time, "time_ns", clock)
-    for module in (step_clock, loop, calls, optimizers):
+    for module in (step_clock, loop, keras_marks, calls, fetches, optimizers):
         monkeypatch.setattr(module, "time_ns", clock)
     return clock
 
