@@ -371,7 +371,7 @@ CALL_RULES = (
 )
 """Rules for calls of PyTorch's operators with their shapes: metrics of `tpunb.analysis.calls`, of one phase each."""
 
-_explained = pl.sum_horizontal("anew", "ending", "starting", "restarting")
+_explained = pl.sum_horizontal("anew", "ended", "starting", "restarting")
 _waiting = pl.col("loading") - _explained
 _again = pl.max_horizontal("retracing", "rebuilding")
 _every, _best = pl.col("save_every_ps"), pl.col("save_best_ps")

@@ -328,19 +328,19 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     ``wall_ps``; of each account by its ``metric`` in ``tpunb.schema.ACCOUNTS``, of ``retracing`` (tracing and
     compiling a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three
     models or more, but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew``
-    (iterators of Keras), ``ending`` (iterators of tf.data, but for the last), ``starting`` and ``restarting``
-    (workers of a DataLoader, in its first pass and later), ``importing`` (modules, by samples of preparation),
-    ``avoidable`` (those but the framework's), ``stepping`` (steps without waits), ``dispatching`` (of it, what a
-    compiled step would not take; see ``eager``) and ``slowing`` (of steps, beyond those of the first quarter) the
-    share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if
-    steady, to ``memory`` in bytes; ``crowding``, the share of the processors that other programs used while none
-    was free; ``eager``, what runs steps operation by operation; ``debug``, what checks each operation; ``data``,
-    the kind of the data; ``waits``, "thread" if code waits for one; ``collects``, "program" if that collects
-    garbage itself; ``calls``, "model" if callbacks mostly call one; ``evaluates``, "predict" if that takes most;
-    ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and ``retraced``, what
-    took most of it, with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``: function, value,
-    shape or growth; ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a known
-    time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves;
+    (iterators of Keras), ``ended`` (iterators of tf.data) and ``ending`` (but for the last), ``starting`` and
+    ``restarting`` (workers of a DataLoader, in its first pass and later), ``importing`` (modules, by samples of
+    preparation), ``avoidable`` (those but the framework's), ``stepping`` (steps without waits), ``dispatching`` (of
+    it, what a compiled step would not take; see ``eager``) and ``slowing`` (of steps, beyond those of the first
+    quarter) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an
+    hour, if steady, to ``memory`` in bytes; ``crowding``, the share of the processors that other programs used
+    while none was free; ``eager``, what runs steps operation by operation; ``debug``, what checks each operation;
+    ``data``, the kind of the data; ``waits``, "thread" if code waits for one; ``collects``, "program" if that
+    collects garbage itself; ``calls``, "model" if callbacks mostly call one; ``evaluates``, "predict" if that takes
+    most; ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and ``retraced``,
+    what took most of it, with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``: function,
+    value, shape or growth; ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a
+    known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves;
     ``save_best_ps``, the interval of least loss by Young.
 
     Parameters
@@ -365,8 +365,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     collecting = run.frame.filter(account="step time deviation", detail="garbage collection")
     anew = run.frame.filter(account="data loading", detail="a new iterator at the end of an epoch")
     taken["anew"] = int(anew["time_ps"].sum()) // run.hosts
-    taken["ending"], ends_ps = _ending_ps(run) if _reads_tf_data(phases.steps) else (0, 0)
-    most_ps = taken["loading"] - taken["anew"] - ends_ps
+    taken["ending"], taken["ended"] = _ending_ps(run) if _reads_tf_data(phases.steps) else (0, 0)
+    most_ps = taken["loading"] - taken["anew"] - taken["ended"]
     for name, start_ps in zip(("starting", "restarting"), _starting_ps(phases.steps), strict=True):
         taken[name] = min(start_ps // run.hosts, most_ps)
         most_ps -= taken[name]
@@ -431,7 +431,7 @@ def _evaluates(steps: Steps) -> str | None:
 def _reads_tf_data(steps: Steps) -> bool:
     """Return whether batches come from tf.data, as those do that Keras on TensorFlow makes of other data."""
     of = traits(steps)
-    return (of["data"] or "").endswith("tf.data") or of["framework"] == "TensorFlow"
+    return (of["data"] or "").endswith("tf.data") or of["framework"] in ("TensorFlow", "Keras")
 
 
 def _ending_ps(run: Goodput) -> tuple[int, int]:
