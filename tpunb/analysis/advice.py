@@ -123,7 +123,7 @@ _to_high = pl.col("busy") * (1 - _mxu / _HIGH)  # the same work at a high utilis
 RULES = (
     Rule(
         "input",
-        when=pl.col("input") * (1 - pl.col("crowding")) > 0.1,  # of a full machine, waits for a processor are not ours
+        when=pl.col("input") * (1 - pl.col("crowding")) > 0.1,  # on a full machine a part of it waits for a processor
         saves=pl.col("input"),
         sentence="Waiting for input takes {input} of the phase's step time",
         action="prepare batches in parallel and ahead of the steps, cache what every epoch reads",
