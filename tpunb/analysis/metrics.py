@@ -404,7 +404,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         "saves": phases.steps.metadata.get("saves"),
         "waits": "thread" if _is_mostly_at(run.places, "program code", _WAITS) else None,
         "evaluates": _evaluates(phases.steps),
-        "collects": "program" if run.places["place"].str.contains(_COLLECTS).any() else None,
+        "collects": "program" if 2 * _share_at(run.places, _COLLECTS) * run.wall_ps > taken["collecting"] else None,
         "calls": "model" if _is_mostly_at(run.places, "callbacks", _CALLS) else None,
         "save_ps": taken["saving"] / saves if saves else None,
         "save_every_ps": run.wall_ps / saves if saves else None,
@@ -420,6 +420,12 @@ def _is_mostly_at(places: pl.DataFrame, account: str, pattern: str) -> bool:
     """Return whether most samples in an account are at places of a pattern."""
     sampled = places.filter(account=account).drop_nulls("place")
     return bool(sampled.filter(pl.col("place").str.contains(pattern))["samples"].sum() > sampled["samples"].sum() / 2)
+
+
+def _share_at(places: pl.DataFrame, pattern: str) -> float:
+    """Return the share of all samples that are at places of a pattern."""
+    there = places.filter(pl.col("place").str.contains(pattern))["samples"].sum()
+    return float(there / max(places["samples"].sum(), 1))
 
 
 def _evaluates(steps: Steps) -> str | None:
