@@ -114,6 +114,16 @@ def test_work_that_is_ready_at_once_is_done_at_its_launch_without_a_thread(in_fl
     assert in_flight._thread is None
 
 
+def test_work_does_not_run_any_more_as_soon_as_its_result_is_ready(in_flight):
+    first, second = Result(), Result()
+    works = [in_flight.watch(result, 7) for result in (first, second)]
+    assert all(work.runs for work in works)
+    second.done.set()  # the thread still waits for the first
+    assert [(work.runs, work.settled) for work in works] == [(True, False), (False, False)]
+    first.done.set()
+    assert not in_flight.watch(None, 9).runs
+
+
 def test_deleted_results_end_at_their_launch_or_as_long_after_as_is_usual(device, in_flight):
     deleted = in_flight.watch(Result(RuntimeError("deleted")), device())
     until(lambda: deleted.settled)

@@ -39,6 +39,16 @@ class Work:
     settled: bool = False  # whether no more will be known
     superseded: bool = False
 
+    @property
+    def runs(self) -> bool:
+        """Whether it is not done yet, as far as is known: it may be long before it is settled."""
+        result = self.result
+        if self.settled or self.by_ns is not None or result is None:
+            return False
+        with suppress(Exception):  # deleted: not known
+            return not result.is_ready()
+        return True
+
 
 @dataclass(eq=False)
 class InFlight:

@@ -370,7 +370,7 @@ class StepClock:
             of_kind = self._recent.get(key[1] or "")
             usual = map(_usual_ns, [of_kind.copy()] if of_kind else [each.copy() for each in [*self._recent.values()]])
             self._typical = key, min(usual, default=LIMITS.first_step_ns)
-        computes = self._latest is not None and not self._latest.settled  # the program may well wait for that
+        computes = self._latest is not None and self._latest.runs  # the program may well wait for that
         since_ns = None if self._closed or computes else self._progress_ns
         number, computes = None if step is None else step.step, computes and not self._closed
         return Progress(self._thread, since_ns, number, account, self._typical[1], computes)
