@@ -760,7 +760,7 @@ STALLS = frame(
 
 SAMPLES = frame(
     "SAMPLES",
-    "One row per sample of the stack of the thread that trains, about twenty a second.",
+    "One row per sample of the stack of the thread that trains, about fifty a second.",
     host=_HOST,
     start_ps=_START,
     place=_PLACE,
@@ -843,7 +843,7 @@ GOODPUT = frame(
 
 GOODPUT_PLACES = frame(
     "GOODPUT_PLACES",
-    "One row per (account, place) of all hosts: where the thread that trains was, about twenty times a second.",
+    "One row per (account, place) of all hosts: where the thread that trains was, about fifty times a second.",
     account=Column(pl.Enum([*ACCOUNTS]), "Account, see tpunb.schema.ACCOUNTS."),
     place=_PLACE,
     samples=Column(_INT, "Number of samples at that place."),

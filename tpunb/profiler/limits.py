@@ -74,14 +74,14 @@ class Limits:
     unsettled_parts: int = 64  # with gradients but no update of an optimizer, before each is a step; chosen
 
     # samples of stalls (stall_sampler)
-    stall_sample_ns: int = 50_000_000  # between two samples; chosen
-    switch_s: float = 0.0005  # after which a thread gives up the interpreter lock, while stacks are sampled; chosen
-    stall_idle_ns: int = 50_000_000  # between two looks at a training that progresses; chosen
+    stall_sample_ns: int = 20_000_000  # between two samples; chosen
+    switch_s: float = 0.0001  # after which a thread gives up the interpreter lock, while stacks are sampled; chosen
+    stall_idle_ns: int = 20_000_000  # between two looks at a training that progresses; chosen
     stall_steps: int = 5  # typical step times that a stall exceeds; chosen
     stall_shortest_ns: int = 100_000_000  # that a stall exceeds too; chosen
     stall_late_ns: int = 100_000_000  # from when a sample has waited for the interpreter lock; chosen
     clock_jump_ns: int = 1_000_000_000  # between the clocks: the system clock was set, or the machine slept; chosen
-    most_samples: int = 36_000  # between two takes: half an hour; chosen
+    most_samples: int = 90_000  # between two takes: half an hour; chosen
     stall_places: int = 8  # that are kept of a stall; chosen
     load_ns: int = 1_000_000_000  # between two samples of the process' load; chosen
 

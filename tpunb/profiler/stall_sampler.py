@@ -1,6 +1,6 @@
 """Sample the stack of the training thread, most of all while a step, or the gap between steps, lasts too long.
 
-The sampler's own thread checks the progress of the training 20 times a second. Code in C that holds the interpreter
+The sampler's own thread checks the progress of the training 50 times a second. Code in C that holds the interpreter
 lock delays the sampler too; the first sample after it still finds the line that called the code, and is marked as
 locked. Of the threads of a capture that wait for the lock meanwhile, the first to get it takes this sample: the
 training continues as soon as that one releases it.
@@ -12,6 +12,7 @@ import ast
 import dis
 import gc
 import linecache
+import math
 import os
 import queue
 import re
@@ -39,6 +40,7 @@ from tpunb.profiler.limits import LIMITS
 from tpunb.text import cut, plain
 
 _DEPTH = 256  # frames of a stack
+_IN_COLLECTION = 4  # of them within a callback of the collector
 _SPOTS, _STALLS = 512, 4096  # at most: places counted in a stall, stalls between two takes
 _SOURCE, _TEXT = 10_000, 160  # characters of an expression that is parsed, of a place
 
@@ -50,6 +52,7 @@ _WAITING = {module.__file__ for module in (threading, queue, selectors)}
 _STANDARD_FOLDERS = tuple(f"{folder}{os.sep}" for folder in _STANDARD)
 _LIBRARIES = (*_STANDARD_FOLDERS, f"{Path(__file__).parents[1]}{os.sep}")
 _HOSTS = {*sys.stdlib_module_names, "numpy", "scipy", "pandas", "polars", "PIL", "cv2", "sklearn", "skimage"}
+_ALIASES = {"np": "numpy", "pd": "pandas", "pl": "polars", "sp": "scipy"}
 _OF_DATA = {  # modules of the standard library that call libraries back, but not to compute
     *("base64", "copy", "csv", "gzip", "hashlib", "http", "json", "logging", "pickle", "pprint", "socket", "ssl"),
     *("statistics", "subprocess", "tarfile", "urllib", "zipfile"),
@@ -72,7 +75,7 @@ _texts: dict[tuple[int, int, str | None], tuple[CodeType, str]] = {}
 
 
 def stacks() -> dict[int, FrameType]:
-    """Return the frame of each thread but the calling one.
+    """Return the frame of each thread but the calling one, without what a collection of garbage calls in it.
 
     Before Python 3.11.9 a collection of garbage while frames are read may stop all threads forever
     (https://github.com/python/cpython/issues/106883). Before Python 3.12 each frame of another thread is made as it is
@@ -89,7 +92,15 @@ def stacks() -> dict[int, FrameType]:
             if collects:
                 gc.enable()
     frames.pop(threading.get_ident(), None)  # it would keep itself alive
-    return frames
+    callbacks = {code for each in gc.callbacks if (code := getattr(each, "__code__", None)) is not None}
+    return {thread: _outside_collection(frame, callbacks) for thread, frame in frames.items()}
+
+
+def _outside_collection(frame: FrameType, callbacks: set[CodeType]) -> FrameType:
+    for each in islice(_outwards(frame), _IN_COLLECTION):
+        if each.f_code in callbacks and each.f_back is not None:
+            return each.f_back
+    return frame
 
 
 class Progress(NamedTuple):
@@ -195,11 +206,11 @@ class StallSampler:
         if self._process == os.getpid() and self._running.locked():  # a forked process has no sampler
             self._running.release()
             self.restore_interval()
-            self._thread.join(10.0)  # it wakes 20 times a second
+            self._thread.join(10.0)  # it wakes 50 times a second
 
     def restore_interval(self) -> None:
         """Let threads keep the interpreter lock as long as before, unless the program has set that since."""
-        if self._interval_s and sys.getswitchinterval() == LIMITS.switch_s:
+        if self._interval_s and math.isclose(sys.getswitchinterval(), LIMITS.switch_s):  # whole microseconds
             sys.setswitchinterval(self._interval_s)
 
     def take(self) -> list[Stall]:
@@ -242,7 +253,7 @@ class StallSampler:
         progress, now_ns = self._progress(), self._clock()
         since_ns = progress.since_ns
         self._late_ns = 0 if jumped else min(self._late_ns + late_ns, LIMITS.stall_late_ns)
-        self._is_late = late_ns > LIMITS.switch_s * 1e9 * 10
+        self._is_late = late_ns > LIMITS.switch_s * 1e9 * 50
         if jumped:
             self._open, self._seen, self._skipped_ns = None, None, since_ns
         if self._seen is not None:
@@ -382,17 +393,26 @@ def _is_code(frame: FrameType, place: str | None) -> bool:
 def _calls_code(frame: FrameType, callee: str) -> bool:
     """Return whether the instruction of a frame is between two of Python's, or calls what is not a framework's."""
     operation = dis.opname[frame.f_code.co_code[max(frame.f_lasti, 0)]]
-    # where a thread gives up the interpreter lock on its own, or waits for a lock of the program
-    if operation in ("RESUME", "BEFORE_WITH") or "JUMP" in operation:
+    # where a thread gives up the interpreter lock on its own, or waits for a lock of the program, or had it since
+    if operation in ("RESUME", "BEFORE_WITH") or "JUMP" in operation or operation.startswith(("RETURN_", "YIELD_")):
         return True
     name, _, attribute = callee.partition(".")
     if callee.rpartition(".")[2] in _OF_BUILTINS and attribute:
         return True
-    found = frame.f_globals.get(name)
+    found = _named(frame, name)
     module = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
     # the builtins wait for arrays of a device
     of_host = isinstance(module, str) and module != "builtins" and module.partition(".")[0] in _HOSTS
     return of_host and (bool(attribute) or not isinstance(found, ModuleType))
+
+
+def _named(frame: FrameType, name: str) -> object:
+    """Return what a global name is, or a module that a function of the program imports under it."""
+    code, module = frame.f_code, _ALIASES.get(name, name)
+    of_function = name in code.co_varnames and module in code.co_names  # which names what it imports
+    if of_function or (name in code.co_freevars and name in _ALIASES):
+        return sys.modules.get(module)
+    return frame.f_globals.get(name)
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
