@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import polars as pl
 
@@ -139,10 +139,9 @@ def _divide(node: _Node) -> None:
 def _linked(calls: Sequence[tuple[int, _Node]], tree: _Tree) -> list[tuple[Any, ...]]:
     """Return the kernels of one call, each with its part of the work, by time."""
     node = calls[0][1]
-    module, work, call = tree.module(node), tree.cost(node), _call(node.name, node.op or {})
+    module, (call, work, shape, dtype) = tree.module(node), tree.work(node)
     if work is not None and work.bytes is None:
         work = cost(call._replace(element=element(str(tree.spans[calls[0][0]].name))))
-    shape, dtype = described(call)
     parents, each = list[str](), node.around
     while each is not None:
         if each.op is not None and len(parents) < _DEEPEST:
@@ -168,11 +167,24 @@ def _is_transfer(span: Span) -> bool:
 
 
 def _call(name: str, args: _Args) -> Call:
-    def recorded(*keys: str) -> Sequence[Any]:
-        return next((args[key] for key in keys if isinstance(args.get(key), list)), [])
+    dims, kinds, strides, concrete = (
+        value if isinstance(value := args.get(key), list) else [] for key in ("Input Dims", *_OPERANDS)
+    )
+    if not dims and isinstance(older := args.get("Input dims"), list):
+        dims = older
+    return Call(name, dims, kinds, strides, concrete)
 
-    dims = recorded("Input Dims", "Input dims")  # older
-    return Call(name, dims, recorded("Input type"), recorded("Input Strides"), recorded("Concrete Inputs"))
+
+_OPERANDS = ("Input type", "Input Strides", "Concrete Inputs")
+
+
+class _Work(NamedTuple):
+    """A call, and what is computed from it: its work if known, its tensors as text, and their data type."""
+
+    call: Call
+    cost: Cost | None
+    shape: str | None
+    dtype: str | None
 
 
 class _Tree:
@@ -185,7 +197,7 @@ class _Tree:
         self._owners = columns["owner"].to_list() if columns["owner"].null_count() < len(columns) else None
         self._launched = dict[tuple[str | None, str, str], _Node | None]()
         self._named = dict[tuple[str | None, str], _Node]()
-        self._costs, self._of_calls = dict[int, Cost | None](), dict[str, Cost | None]()
+        self._works, self._of_calls = dict[int, _Work](), dict[str, _Work]()
         self._forward = dict[tuple[str, int], list[_Node]]()  # operators by the number of their backward function
         self._derived = list[tuple[str, _Node]]()
         self._paths = dict[str, str]()  # of modules
@@ -261,15 +273,21 @@ class _Tree:
             node.part, node.in_backward = "recomputation", False
         return node
 
+    def work(self, node: _Node) -> _Work:
+        """Return the call of an operator, and its work; of equal calls it is computed once."""
+        found = self._works.get(node.row)
+        if found is None:
+            call = _call(node.name, node.op or {})
+            key = str(call)
+            found = self._of_calls.get(key)
+            if found is None:
+                found = self._of_calls[key] = _Work(call, cost(call), *described(call))
+            self._works[node.row] = found
+        return found
+
     def cost(self, node: _Node) -> Cost | None:
         """Return the work of an operator, None if it is unknown."""
-        if node.row not in self._costs and node.op is not None:
-            call = _call(node.name, node.op)
-            key = f"{call.name} {call.dims} {call.types} {call.concrete} {call.strides}"
-            if key not in self._of_calls:
-                self._of_calls[key] = cost(call)
-            self._costs[node.row] = self._of_calls[key]
-        return self._costs.get(node.row)
+        return None if node.op is None else self.work(node).cost
 
     def worker(self, node: _Node) -> _Node:
         """Return the innermost operator whose work is known, else the innermost."""
