@@ -309,6 +309,36 @@ def test_a_slow_step_beside_a_reduction_is_slowed_by_half_of_it_if_no_stall_is_k
     assert accounts(stalled) == {"productive": 50, "step time deviation": 50}
 
 
+def test_where_most_steps_beside_a_reduction_are_slow_the_slowest_are_too():
+    durs = [10] * 8 + [30] * 4 + [70]
+    steps = [train(number, sum(durs[:number]), dur) for number, dur in enumerate(durs)]
+    spans = [(80, 190, "profiler", "reduction of a window")]
+    assert accounts(host(steps, spans, end_ms=270)) == {"productive": 130, "profiler": 140}
+
+
+@pytest.mark.parametrize(("work_ms", "productive"), [([3, 4, 5], 16), ([], 80), ([90], 80)])
+def test_where_each_step_traces_it_takes_what_its_operations_take_and_the_rest_is_a_first_run(work_ms, productive):
+    steps = [train(number, 25 * number, 25) for number in range(4)]
+    spans = [(25 * number, 5, "program startup", "tracing step again for a new function") for number in range(4)]
+    work = pl.DataFrame({"step": range(len(work_ms)), "work_ps": [ms * 1.0 * MS for ms in work_ms]})
+    run = host(steps, spans)._replace(read_work=lambda: work.cast({"step": pl.Int64, "work_ps": pl.Float64}))
+    assert accounts(run) == {"productive": productive, "program startup": 100 - productive}
+
+
+@pytest.mark.parametrize(("first", "startup"), [(60, 50), (20, 0)])
+def test_a_first_step_slower_than_nearly_all_others_starts_up(first, startup):
+    durs = [first, *([10] * 9 + [20]) * 4]
+    run = host([train(number, 100 * number, dur) for number, dur in enumerate(durs)], end_ms=4100)
+    assert accounts(run).get("program startup", 0) == startup
+
+
+def test_data_that_an_evaluation_reads_are_its_own():
+    steps = [train(0, 0, 10), train(1, 90, 10)]
+    seen = [(10 + 2 * n, n % 2 == 0, False, n < 20) for n in range(40)]  # half of the time evaluates; both halves read
+    run = host(steps)._replace(samples=samples(*seen))
+    assert accounts(run) == {"productive": 20, "evaluation": 40, "data loading": 20, "program code": 20}
+
+
 def test_slow_steps_are_code_of_the_program_where_their_place_is():
     steps = [*(train(number, 10 * number, 10) for number in range(4)), train(4, 40, 60)]
     stalled = host(steps, stalls=[(45, 50, None, "a.py:1 in f", 1.0)])

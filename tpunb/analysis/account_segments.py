@@ -6,7 +6,7 @@ callback starts to the evaluation. What is left of a step is its exclusive time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +37,7 @@ IDLE = "device idle"
 COMPUTING = ("step time deviation", IDLE, "productive")  # what samples in steps divide
 _FEWEST_SAMPLES = 10  # of which a share is right within about 0.3
 _AROUND = 4  # steps before and after one
+_SLOWEST = 0.95  # share of the steps than which a first one is slower that makes what later ones need
 FEWEST_TRACED = 3  # steps of a phase whose work on devices is that of its others
 _INSIDE = ["fit", "evaluation", "program code"]  # where a stall may be time of a step itself
 
@@ -61,6 +62,7 @@ class HostRun(NamedTuple):
     recorded: float = 1.0  # share of their work, at least, that a profiler records
     load: pl.DataFrame = pl.DataFrame(schema=schema.LOAD)
     first_compiles: bool = False  # whether the first step does, though no span says so
+    read_work: Callable[[], pl.DataFrame] | None = None  # (step, work_ps): operations of steps traced in full
 
 
 class _Cells(NamedTuple):
@@ -93,11 +95,13 @@ def segments(run: HostRun) -> pl.DataFrame:
             _gaps(run, cells, start, end, spans),
         ]
     ).sort("start_ps")
-    pieces = _between_steps(pieces, run.samples, "loads", "data loading", _GENERATOR)
-    pieces = _between_steps(pieces, run.samples, "evaluates", "evaluation")
-    pieces = _in_steps(pieces, run.samples, "evaluates", "evaluation")
+    placed = _placed(run.samples, pieces)
+    others = placed.filter(~pl.col("evaluates").fill_null(value=False))  # what an evaluation reads is its own
+    pieces = _between_steps(pieces, placed, "evaluates", "evaluation")
+    pieces = _between_steps(pieces, others, "loads", "data loading", _GENERATOR)
+    pieces = _in_steps(pieces, placed, "evaluates", "evaluation")
     pieces, phases = _by_device(pieces, run)
-    pieces = _in_steps(pieces, run.samples, "code", "program code", INSIDE_STEPS, phases)
+    pieces = _in_steps(pieces, others, "code", "program code", INSIDE_STEPS, phases)
     return _slow_steps(pieces, run)
 
 
@@ -177,8 +181,9 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     starts_up = np.zeros(len(exclusive), np.bool_)
     is_startup = (spans["account"] == "program startup").to_numpy()
     starts_up[cells.step[(cells.step >= 0) & cells.of_span & np.isin(cells.span, np.flatnonzero(is_startup))]] = True
-    starts_up[:1] |= run.first_compiles
-    startup = np.where(starts_up, left - _without_startup(left, starts_up, kind, medians), 0).clip(0)
+    slowest = np.sort(left)[int(_SLOWEST * left.size) :][:1]
+    starts_up[:1] |= run.first_compiles | (_unexplained(run)[:1] & (left[:1] > slowest))
+    startup = np.where(starts_up, left - _without_startup(run, left, starts_up, kind, medians), 0).clip(0)
     excess = (excess - startup).clip(0)
     delays, beside = _delays(run, start, end, left)
     profiler = np.minimum(excess, delays)
@@ -187,19 +192,26 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
         # where the host runs ahead, what one step seems to take longer the steps around it make up for
         net = np.convolve(np.pad(left - medians - startup - profiler, _AROUND), np.ones(2 * _AROUND + 1), "valid")
         rest = np.minimum(rest, net.clip(0).astype(np.int64))
-    slower = np.where(_unexplained(run), np.minimum(rest, beside // 2), 0)  # it has half of a processor, at least
+    slower = np.where(_unexplained(run), np.minimum(rest, beside), 0)
     profiler, rest = profiler + slower, rest - slower
     usual = left - startup - profiler - rest
     return np.stack([waits, usual, startup, profiler + slowed, garbage, rest, calls], axis=1)
 
 
-def _without_startup(left: Ints, starts_up: NDArray[np.bool_], kind: Ints, medians: Ints) -> Ints:
-    """Return what steps would take that did not trace: at most the median of those of their kind that do not."""
+def _without_startup(run: HostRun, left: Ints, starts_up: NDArray[np.bool_], kind: Ints, medians: Ints) -> Ints:
+    """Return what steps would take that did not trace: at most the median of those of their kind that do not.
+
+    If all of them trace, it is what the operations of those traced in full take, if any are.
+    """
     usual = medians.copy()
     for each in np.unique(kind[starts_up]):
-        others = left[(kind == each) & ~starts_up]
+        of_kind = kind == each
+        others = left[of_kind & ~starts_up]
+        if not len(others) and run.read_work is not None and of_kind.sum() >= FEWEST_TRACED:
+            work = run.steps.filter(pl.Series(of_kind)).join(run.read_work(), on="step")["work_ps"]
+            others = work.drop_nulls().to_numpy()
         if len(others):
-            usual[kind == each] = np.minimum(usual[kind == each], int(np.median(others)))
+            usual[of_kind] = np.minimum(usual[of_kind], int(np.median(others)))
     return usual
 
 
@@ -225,21 +237,26 @@ def _slowed(run: HostRun, start: Ints, end: Ints, waits: Ints) -> Ints:
 
 
 def _unexplained(run: HostRun) -> NDArray[np.bool_]:
-    """Return in which steps no place of a stall is known, of phases in which code of the program hardly runs."""
+    """Return in which steps no stall is at a place of its own, of phases in which code of the program hardly runs."""
     steps = run.steps.select("start_ps", "dur_ps", "phase")
-    order = steps.select("start_ps", "phase", end_ps=pl.col("start_ps") + pl.col("dur_ps")).drop_nulls("start_ps")
+    times = {"waited_ps": pl.col("start_ps") + input_wait(), "end_ps": pl.col("start_ps") + pl.col("dur_ps")}
+    order = run.steps.select("start_ps", "phase", **times).drop_nulls("start_ps")
     found = run.samples.sort("start_ps").join_asof(order.sort("start_ps"), on="start_ps", check_sortedness=False)
-    shares = found.filter(pl.col("start_ps") < pl.col("end_ps")).group_by("phase").agg(pl.col("code").mean())
+    computes = found.filter((pl.col("start_ps") >= pl.col("waited_ps")) & (pl.col("start_ps") < pl.col("end_ps")))
+    shares = computes.group_by("phase").agg(pl.col("code").mean())
     code = steps.join(shares, on="phase", how="left", maintain_order="left", nulls_equal=True)["code"]
     places = stall_places(steps, run.stalls.filter(pl.col("kind").is_null() | pl.col("kind").is_in(_INSIDE)))
-    return np.asarray((places.is_null() & (code.fill_null(0.0) < _HARDLY)).to_numpy())
+    usual = run.samples.group_by("place").agg(of_code=pl.col("code").mean() > 0.5).filter(~pl.col("of_code"))["place"]
+    nowhere = places.is_null() | places.is_in(usual.implode())  # a call of the framework, in each step
+    return np.asarray((nowhere.fill_null(value=True) & (code.fill_null(0.0) < _HARDLY)).to_numpy())
 
 
 def _delays(run: HostRun, start: Ints, end: Ints, exclusive: Ints) -> tuple[Ints, Ints]:
-    """Return the most that the profiler can have held up each step, and how long it was busy beside it.
+    """Return the most that the profiler can have held up each step, and the most if nothing else has.
 
     The first is all of the time in which it starts and collects a window. Of a step that is traced, or beside which a
-    window is reduced, it is what the median one of its phase takes longer than the others.
+    window is reduced, it is what the median one of these in its phase takes longer than the others. The second is all
+    of the time beside it if that median is longer, else half: a single step has half of a processor, at least.
     """
     busy = _intervals(run, "profiler")
     if busy.is_empty():
@@ -249,15 +266,18 @@ def _delays(run: HostRun, start: Ints, end: Ints, exclusive: Ints) -> tuple[Ints
     tracing, reducing = covered(windows, start, end), covered(reductions, start, end)
     collecting = covered(pl.concat([busy, windows]), start, end) - covered(pl.concat([reductions, windows]), start, end)
     beside = np.maximum(tracing, reducing)
-    frame = run.steps.select("phase", exclusive=pl.Series(exclusive, dtype=pl.Int64), slowed=pl.Series(beside > 0))
-    medians = frame.group_by("phase").agg(
-        # a stall in one of a few is no median
-        more=pl.when(pl.col("slowed").sum() >= _SLOWED).then(
-            pl.col("exclusive").filter("slowed").median() - pl.col("exclusive").filter(~pl.col("slowed")).median()
-        )
-    )
-    more = frame.join(medians, on="phase", how="left", maintain_order="left")["more"].fill_null(0).clip(0)
-    return np.asarray(collecting + np.minimum(more.cast(pl.Int64).to_numpy(), beside), dtype=np.int64), beside
+    how = np.where(beside == 0, 0, np.where(reducing > tracing, 2, 1))
+    frame = run.steps.select("phase", exclusive=pl.Series(exclusive, dtype=pl.Int64), how=pl.Series(how))
+    median = pl.col("exclusive").median()
+    free = frame.filter(how=0).group_by("phase").agg(free=median)
+    # a stall in one of a few is no median
+    slowed = frame.filter(pl.col("how") > 0).group_by("phase", "how").agg(pl.when(pl.len() >= _SLOWED).then(median))
+    medians = slowed.join(free, on="phase").select("phase", "how", more=pl.col("exclusive") - pl.col("free"))
+    more = frame.join(medians, on=["phase", "how"], how="left", maintain_order="left")["more"].fill_null(0).clip(0)
+    outlier = frame["phase"].fill_null(-1) < 0
+    more = pl.select(pl.when(outlier).then(more.max()).otherwise(more)).to_series()
+    longer = more.cast(pl.Int64).to_numpy()
+    return np.asarray(collecting + np.minimum(longer, beside), dtype=np.int64), np.where(longer, beside, beside // 2)
 
 
 def _step_pieces(run: HostRun, cells: _Cells, exclusive: Ints, parts: Ints) -> pl.DataFrame:
@@ -362,13 +382,23 @@ def _gaps(run: HostRun, cells: _Cells, start: Ints, end: Ints, spans: pl.DataFra
     )
 
 
+def _divided() -> pl.Expr:
+    """Return which pieces of steps are divided by samples."""
+    return pl.col("account").is_in(COMPUTING) & ~pl.col("detail").eq_missing(_GC)
+
+
+def _placed(samples: pl.DataFrame, pieces: pl.DataFrame) -> pl.DataFrame:
+    """Return samples with the phase of the piece that each is in, and whether that is in a step or between steps."""
+    order = pieces.select("start_ps", "phase", between=pl.col("account") == "program code", inside=_divided())
+    return samples.sort("start_ps").join_asof(order.sort("start_ps"), on="start_ps", check_sortedness=False)
+
+
 def _between_steps(
     pieces: pl.DataFrame, samples: pl.DataFrame, flag: str, account: str, detail: str | None = None
 ) -> pl.DataFrame:
     """Split off time between steps, by the share of samples there that have a flag."""
     between = pl.col("account") == "program code"
-    order = pieces.select("start_ps", "account")
-    found = samples.sort("start_ps").join_asof(order, on="start_ps", check_sortedness=False).filter(between)
+    found = samples.filter("between")
     flagged = int(found[flag].fill_null(value=False).sum())
     if len(found) < _FEWEST_SAMPLES or flagged == 0:
         return pieces
@@ -411,16 +441,15 @@ def _in_steps(
 
     A step is longer for it: that is in its deviation and, in `traced` phases, in the time in which devices idle.
     """
-    divided = pl.col("account").is_in(COMPUTING) & ~pl.col("detail").eq_missing(_GC)
-    order = pieces.select("start_ps", "phase", inside=divided).sort("start_ps")
-    found = samples.sort("start_ps").join_asof(order, on="start_ps", check_sortedness=False).filter("inside")
-    shares = found.group_by("phase").agg(n=pl.len(), flagged=pl.col(flag).fill_null(value=False).mean())
+    shares = (
+        samples.filter("inside").group_by("phase").agg(n=pl.len(), flagged=pl.col(flag).fill_null(value=False).mean())
+    )
     shares = shares.filter(pl.col("n") >= _FEWEST_SAMPLES, pl.col("flagged") > 0).select("phase", "flagged")
     if shares.is_empty():
         return pieces
     dur_ps, spare = pl.col("dur_ps"), pl.col("account").is_in(["step time deviation", IDLE])
     parts = pieces.join(shares, on="phase", how="left", maintain_order="left")
-    mine = divided & pl.col("flagged").is_not_null()
+    mine = _divided() & pl.col("flagged").is_not_null()
     flagged_ps = (pl.col("flagged") * dur_ps.filter(mine).sum()).over("phase")
     spare_ps = dur_ps.filter(mine & spare).sum().over("phase")
     rest_ps = dur_ps.filter(mine & ~spare).sum().over("phase")

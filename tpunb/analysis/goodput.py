@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from numbers import Real
 from typing import NamedTuple
 
@@ -258,11 +259,21 @@ def _of_steps(steps: Steps, labels: pl.Series, wall: WallClock | None) -> Stretc
             traced_devices=steps.devices.height > 0,
             recorded=_OF_CPU if steps.metadata.get("device kind") == "CPU" else 1.0,
             first_compiles=bool((of_host["rule"].head(1) == "event").any()),
+            read_work=partial(_work, steps, host),
         )
         pieces.append(segments(run).with_columns(host=pl.lit(host), complete=pl.lit(complete)))
         notes += _notes(host if len(hosts) > 1 else "", clocked=clocked, complete=complete)
     notes = list(dict.fromkeys(notes))
     return Stretches(pl.concat(pieces), frame, wall, max(high - low, 0), tuple(notes), steps.steps_before)
+
+
+def _work(steps: Steps, host: str) -> pl.DataFrame:
+    """Return (step, work_ps) of the steps of a host traced in full: time of devices, else of all operations."""
+    full = steps.full()
+    if steps.devices.height:
+        return full.frame.filter(host=host).select("step", work_ps=pl.col("device_ps").cast(pl.Float64))
+    ops = full.ops.filter(pl.col("host").cast(pl.String) == host, pl.col("category").ne_missing("compile"))
+    return ops.group_by("step").agg(work_ps=pl.col("self_ps").sum().cast(pl.Float64))
 
 
 def of_stretches(time: Stretches) -> Goodput:
