@@ -737,7 +737,9 @@ def test_the_remedy_is_for_the_line_that_samples_show(rule, place, remedy):
 
 def test_one_sample_at_a_collection_by_hand_does_not_make_all_collections_the_program_s():
     places = ["a.py:1 in train ← gc.collect", *["a.py:2 in train ← loss.backward"] * 59]
-    phases = sampled(accounted(*OF_RUN["garbage collection"][0]), *((at, place, False) for at, place in enumerate(places)))
+    phases = sampled(
+        accounted(*OF_RUN["garbage collection"][0]), *((at, place, False) for at, place in enumerate(places))
+    )
     assert advise(phases).filter(rule="garbage collection")["action"].item().startswith("call `gc.freeze()`")
 
 

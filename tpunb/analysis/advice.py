@@ -449,7 +449,10 @@ ACCOUNT_RULES = (
         sentence="Steps take longer and longer, by {slowing} of wall time than as in the first quarter of them",
         action="find what grows with each step: a list, an array or a file that each step copies, reads or writes",
         source="ours: processor time of steps rises with their number, to twice; 10 % as for input",
-        actions={"PyTorch": "keep no graph from step to step: `hidden = hidden.detach()`, `total += loss.item()`"},
+        actions={
+            "PyTorch": "find what grows with each step: a graph that is kept (`hidden = hidden.detach()`, `total += "
+            "loss.item()`), a list or an array that each step copies"
+        },
     ),
     Rule(
         "growing memory",

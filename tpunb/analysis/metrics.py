@@ -15,10 +15,12 @@ from tpunb.analysis.run import Run, loaded, steps
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
+from tpunb.frames.exclusive_time import covered
 from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.op_matrix import distinct_ops, op_matrix, self_times
-from tpunb.schema import ACCOUNTS, LOAD, SPANS, UTILISATION, check
+from tpunb.frames.steps import WallClock
+from tpunb.schema import ACCOUNTS, SPANS, UTILISATION, check
 from tpunb.step_stats.boundaries import is_primitive
 from tpunb.step_stats.launches import sync_place
 
@@ -424,8 +426,8 @@ def _is_mostly_at(places: pl.DataFrame, account: str, pattern: str) -> bool:
 
 def _share_at(places: pl.DataFrame, pattern: str) -> float:
     """Return the share of all samples that are at places of a pattern."""
-    there = places.filter(pl.col("place").str.contains(pattern))["samples"].sum()
-    return float(there / max(places["samples"].sum(), 1))
+    there = int(places.filter(pl.col("place").str.contains(pattern))["samples"].sum())
+    return there / max(int(places["samples"].sum()), 1)
 
 
 def _evaluates(steps: Steps) -> str | None:
@@ -508,13 +510,18 @@ def _saves(steps: Steps) -> int:
 
 
 def _slowing_ps(steps: Steps) -> int:
-    """Return how much longer training steps take than those of the first quarter, if their processor time rises."""
-    load, slower_ps = steps.wall.load if steps.wall else pl.DataFrame(schema=LOAD), 0
+    """Return how much longer training steps take than those of the first quarter, if their processor time rises.
+
+    Steps beside the profiler are left out.
+    """
+    wall, slower_ps = steps.wall or WallClock(0), 0
     computes = pl.col("dur_ps") - pl.sum_horizontal(pl.col("input_ps", "callbacks_ps").fill_null(0))
+    profiler = wall.spans.filter(account="profiler").with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps"))
     for host, rows in steps.frame.filter(kind="train").with_columns(exclusive_ps=computes).group_by("host"):
-        untraced = rows.filter(traced="none")
-        rows = untraced if len(untraced) >= _FEWEST_SLOWING else rows
-        of_host = load.filter(host=host[0]).sort("start_ps").select("start_ps", "cpu")
+        start, dur = (rows[name].fill_null(0).to_numpy() for name in ("start_ps", "dur_ps"))
+        beside = covered(profiler.filter(host=host[0]).select("start_ps", "end_ps"), start, start + dur)
+        rows = rows.filter(pl.Series(beside == 0))
+        of_host = wall.load.filter(host=host[0]).sort("start_ps").select("start_ps", "cpu")
         rows = rows.sort("start_ps").join_asof(of_host, on="start_ps", strategy="nearest")
         rows = rows.drop_nulls(["exclusive_ps", "cpu"])
         if len(rows) < _FEWEST_SLOWING:
@@ -570,6 +577,8 @@ def traits(steps: Steps) -> dict[str, str | None]:
     framework = next((name for name, pattern in _FRAMEWORKS.items() if ops.str.contains(pattern).any()), None)
     if framework != "PyTorch" and (steps.frame["rule"] == "keras").any():  # on any backend with such parameters
         framework = "Keras"
+    if framework is None and (steps.frame["rule"] == "gradients").any():
+        framework = "PyTorch"
     if data and tuned:
         data = f"tuned {data.removesuffix(' with workers')}"
     elif data == "tf.data":
