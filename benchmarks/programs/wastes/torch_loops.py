@@ -292,7 +292,7 @@ def torch_copies_the_history(run: Any, repaired: bool) -> None:
     fit(network(1024), [batch()] * 300, keep)
 
 
-@program("program code", r"sample_pairs|randrange", measures=True)
+@program("program code|preparation", r"sample_pairs|randrange", measures=True)  # the first time before the first step
 def torch_samples_pairs_each_epoch(run: Any, repaired: bool) -> None:
     """Sample pairs of examples in Python before each epoch."""
     model, x, kept = network(1024), batch(), []
