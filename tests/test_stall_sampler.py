@@ -299,6 +299,32 @@ def test_what_the_standard_library_calls_back_is_code_of_the_program(tmp_path, o
     assert program.average(framework.Tensor())
 
 
+@pytest.mark.parametrize(("package", "code"), [("pandas", True), ("framework", False)])
+def test_what_libraries_of_the_host_do_in_python_is_code_of_the_program(tmp_path, own_name, monkeypatch, package, code):
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    library = imported(folder / "library.py", "def read(look):\n    return look()\n", own_name)
+    monkeypatch.setattr(library, "__name__", f"{package}.io")
+    program = imported(tmp_path / "program.py", "def load(read, look):\n    return read(look)\n", f"{own_name}_program")
+    assert program.load(library.read, lambda: stall_sampler._is_code(sys._getframe(1), None)) is code
+
+
+def test_modules_that_a_function_imports_are_seen_where_they_are_called(tmp_path, own_name):
+    source = (
+        "def outer(look):\n    import numpy as np\n    import json\n    signal = object()\n"
+        "    def inner():\n        np, json\n        return look()\n    return look(), inner(), np, json, signal\n"
+    )
+    program = imported(tmp_path / "program.py", source, own_name)
+
+    def look():
+        frame, names = sys._getframe(1), ("np.stack", "json.dumps", "signal.mean")
+        return [stall_sampler._calls_code(frame, name) for name in names]
+
+    of_outer, of_inner, *_ = program.outer(look)
+    assert of_outer == [True, True, False]
+    assert of_inner == [True, False, False]
+
+
 @pytest.mark.parametrize("name", ["spin", "rest", "wait"])
 def test_a_thread_that_runs_python_sleeps_or_waits_for_another_runs_code(tmp_path, own_name, name):
     program = imported(tmp_path / "program.py", CODE, own_name)

@@ -385,8 +385,9 @@ def _is_code(frame: FrameType, place: str | None) -> bool:
         if _PRINTS.search(file):
             return True
         standard = file.startswith(_STANDARD_FOLDERS) and not _PACKAGES.search(file)
-        module = str(each.f_globals.get("__name__", "")).partition(".")[0] if standard else ""
-        library = library or not standard
+        package = str(each.f_globals.get("__name__", "")).partition(".")[0]
+        module = package if standard else ""
+        library = library or not (standard or package in _HOSTS)
     return False
 
 
