@@ -410,7 +410,7 @@ def _calls_code(frame: FrameType, callee: str) -> bool:
 def _named(frame: FrameType, name: str) -> object:
     """Return what a global name is, or a module that a function of the program imports under it."""
     code, module = frame.f_code, _ALIASES.get(name, name)
-    of_function = name in code.co_varnames and module in code.co_names  # which names what it imports
+    of_function = name in code.co_varnames + code.co_cellvars and module in code.co_names  # with what it imports
     if of_function or (name in code.co_freevars and name in _ALIASES):
         return sys.modules.get(module)
     return frame.f_globals.get(name)
