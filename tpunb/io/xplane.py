@@ -488,12 +488,13 @@ class _XSpace:
         columns = {
             "program": as_series(stats.number("program_id"), len(entries)),
             "hlo_op": self._text(entries, np.where(short & _LENGTH, short, name)),
-            "shape": stats.series("shape_with_layout").cast(pl.String),
+            "shape": stats.series("shape_with_layout"),
             "source": stats.series("source", texts.relative),
-            "text": self._text(entries, name).cast(pl.String),
+            "text": self._text(entries, name),
         }
         rows = pl.DataFrame(columns).filter(stats.series("hlo_category").is_not_null())
-        return texts.described(rows.unique(maintain_order=True))  # devices that run one program have the same
+        rows = rows.unique(maintain_order=True)  # devices that run one program have the same
+        return texts.described(rows.with_columns(pl.col("shape", "text").cast(pl.String)))
 
     def _text(self, messages: Messages, refs: Ints) -> pl.Series:
         """Return strings as a column."""
