@@ -324,7 +324,7 @@ class _XSpace:
     def extent(self) -> Extent:
         """Return what the events span; all that `events` reads is scanned, so that damage is found."""
         if len(self.rows):
-            _ = self._shared, self.programs
+            _ = self._costs, self.programs
         begins, ends, numbers = list[int](), list[int](), set[int]()
         for begin in range(0, len(self.rows), _CHUNK):
             for rows, on_device in self._sides(begin):
@@ -364,10 +364,13 @@ class _XSpace:
         return np.array([int(number[1]) if number else 0 for number in found], np.int64)
 
     @cached_property
+    def _costs(self) -> tuple[list[Ints], Stats]:
+        return self._described(self.metadata.values, [_NAME, _DISPLAY_NAME], _COSTS)
+
+    @cached_property
     def _shared(self) -> dict[str, Any]:
         """Columns of the event metadata, shared by events; the last row is for events without."""
-        entries = self.metadata.values
-        (name, display_name), stats = self._described(entries, [_NAME, _DISPLAY_NAME], _COSTS)
+        entries, ((name, display_name), stats) = self.metadata.values, self._costs
         ops = np.zeros(len(entries), np.int32)
         of_hosts = np.flatnonzero(~self.on_device[entries.parent])  # names of HLO instructions are long text
         row, distinct = entries.distinct(name[of_hosts])
