@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from tpunb import schema
 from tpunb.step_stats import boundaries, ops
+from tpunb.step_stats.aggregate import total
 from tpunb.testing import toy_events
 
 CPU, TPU, GPU = "/host:CPU", "/device:TPU:0", "/device:GPU:0"
@@ -84,3 +85,26 @@ def test_each_operation_is_in_the_step_in_which_it_starts(rows):
     assert sorted(told["start_ps"] // US) == sorted(start for _, start, _ in rows if start < 50 and start % 10 < 8)
     assert (told["start_ps"] // (10 * US) == told["step"]).all()
     assert (found["self_ps"] <= found["total_ps"]).all()
+
+
+def test_totals_are_those_of_group_by_with_more_combinations_than_a_number_holds():
+    many = [[(row * step) % 8192 for row in range(9000)] for step in (1, 3, 5, 7, 11)]  # 2**65 combinations
+    rows = pl.DataFrame({f"key {n}": pl.Series(values, dtype=pl.Int64) for n, values in enumerate(many)})
+    rows = rows.with_columns(
+        side=pl.Series(["host", None, "device"] * 3000, dtype=schema.SIDE),
+        op=pl.Series(["a", "b", None] * 3000, dtype=schema.NAME),
+        part=pl.Series([None, "forward"] * 4500, dtype=pl.String),
+        none=pl.lit(None, pl.String),
+        dur=pl.Series([7, None, 2**62] * 3000, dtype=pl.Int64),
+        flops=pl.Series([None, 0.5] * 4500),
+    ).with_columns(pl.when(pl.col("key 0") > 3).then("key 0"))
+    by = [name for name in rows.columns if name not in ("dur", "flops")]
+    expected = rows.group_by(by).agg(pl.len().cast(pl.Int64).alias("count"), total("dur"), total("flops"))
+    assert ops.totals(rows, by, ["dur", "flops"]).sort(by).equals(expected.sort(by))
+
+
+def test_totals_of_no_rows_are_none():
+    rows = pl.DataFrame(schema={"op": schema.NAME, "dur": pl.Int64})
+    found = ops.totals(rows, ["op"], ["dur"])
+    assert [*found.schema.items()] == [("op", schema.NAME), ("count", pl.Int64), ("dur", pl.Int64)]
+    assert found.is_empty()

@@ -6,7 +6,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb.step_stats.self_time import self_times
+from tpunb.step_stats.self_time import numbered, placed, self_times
 
 
 def own(*events):
@@ -50,3 +50,26 @@ def test_self_times_are_those_of_a_brute_force_clock(events):
             if running:
                 answer[max(running)[2]] += 1
     assert own(*events) == answer
+
+
+@given(st.lists(st.integers(0, 3) | st.integers(0, 2**64 - 1), max_size=200))
+def test_numbered_keys_have_the_order_of_their_first_rows(keys):
+    numbers, rows = numbered(np.array(keys, np.uint64))
+    first = list(dict.fromkeys(keys))
+    assert numbers.tolist() == [first.index(key) for key in keys]
+    assert rows.tolist() == [keys.index(key) for key in first]
+
+
+@given(st.data())
+def test_an_event_runs_in_the_intervals_of_its_group_that_it_overlaps(data):
+    edges = [sorted(data.draw(st.lists(st.integers(0, 60), max_size=12, unique=True))) for _ in range(3)]
+    intervals = [(group, *pair) for group, at in enumerate(edges) for pair in zip(at[::2], at[1::2], strict=False)]
+    events = data.draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 70), st.integers(0, 40)), max_size=30))
+    groups, starts, durs = np.array(events, np.int64).reshape(-1, 3).T.copy()
+    of_group, begins, ends = np.array(intervals, np.int64).reshape(-1, 3).T.copy()
+    bounds = np.searchsorted(of_group, np.arange(4))
+    first, until = placed(groups.astype(np.uint32), starts, durs, bounds, begins, ends)
+    for row, (group, start, dur) in enumerate(events):
+        stop = start + max(dur, 1)
+        during = [n for n, (of, at, end) in enumerate(intervals) if of == group and at < stop and end > start]
+        assert list(range(first[row], until[row])) == during

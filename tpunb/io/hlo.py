@@ -23,6 +23,7 @@ from tpunb.text import cut
 # tags of xla/service/hlo.proto and xla/xla_data.proto
 _MODULE, _COMPUTATIONS, _INSTRUCTIONS, _METADATA = text(1), text(3), text(2), text(7)
 _NAME, _OPCODE, _SHAPE, _FUSION_KIND, _GROUPS, _DEVICES = text(1), text(2), text(3), text(11), text(49), text(87)
+NAMES = _NAME, _OPCODE, _FUSION_KIND
 _OP_TYPE, _OP_NAME, _FILE, _LINE, _FRAME = text(1), text(2), text(3), integer(4), integer(15)
 _STACK, _FILES, _LOCATIONS, _FRAMES = text(17), text(1), text(3), text(4)  # of a module, of its stack frames
 _TYPE, _DIMENSIONS, _PARTS, _LAYOUT, _MINOR_TO_MAJOR = integer(2), 3, text(4), text(5), 1
@@ -131,6 +132,8 @@ def details(protos: Messages) -> pl.DataFrame:
 
 def undamaged(protos: Messages, read: Callable[[Messages], pl.DataFrame], columns: schema.Schema) -> pl.DataFrame:
     """Return what a function reads of programs, without the damaged ones: with their row in `proto`."""
+    if not len(protos):
+        return pl.DataFrame(schema=columns)
     try:
         return read(protos)
     except BadProfile:  # one by one, without the damaged ones
@@ -147,28 +150,30 @@ def read_instructions(protos: Messages) -> pl.DataFrame:
     computations = modules.sub(_COMPUTATIONS)
     rows = computations.sub(_INSTRUCTIONS)
     module = computations.parent[rows.parent]
-    op_type, op_name = rows.at(rows.columns(_METADATA)[0]).columns(_OP_TYPE, _OP_NAME)
+    metadata, *of_names = rows.columns(_METADATA, *NAMES)
+    op_type, op_name = rows.at(metadata).columns(_OP_TYPE, _OP_NAME)
     columns = {
         "proto": pl.Series(modules.parent[module].astype(np.uint32)),
         "module": _words(modules, modules.columns(_NAME)[0]).gather(pl.Series(module)),
         "tf_op": _words(rows, op_name),
         "op_type": _words(rows, op_type),
-        **names(rows),
+        **names(rows, *of_names),
     }
     return pl.DataFrame({name: columns[name] for name in INSTRUCTIONS})
 
 
-def names(rows: Messages) -> dict[str, pl.Series]:
-    """Return the columns hlo_op, opcode and category of instructions."""
-    name, opcode, kind = rows.columns(_NAME, _OPCODE, _FUSION_KIND)
+def names(rows: Messages, name: Ints, opcode: Ints, kind: Ints) -> dict[str, pl.Series]:
+    """Return the columns hlo_op, opcode and category of instructions, from their `NAMES`."""
     op, opcodes = rows.distinct(opcode)
     fusion, kinds = rows.distinct(kind)
-    pairs, code = np.unique(op.astype(np.int64) << 32 | fusion, return_inverse=True)
-    words = [category(opcodes[pair >> 32], kinds[pair & 0xFFFFFFFF]) or None for pair in pairs.tolist()]
+    pair = op.astype(np.int64) * len(kinds) + fusion
+    used = np.bincount(pair) > 0
+    pairs = (divmod(number, len(kinds)) for number in np.flatnonzero(used).tolist())
+    words = [category(opcodes[first], kinds[second]) or None for first, second in pairs]
     return {
-        "hlo_op": _words(rows, name),
-        "opcode": _words(rows, opcode),
-        "category": pl.Series(words, dtype=schema.NAME)[code],
+        "hlo_op": pl.Series([word or None for word in rows.text(name)], dtype=schema.NAME),  # mostly distinct
+        "opcode": pl.Series([word or None for word in opcodes], dtype=schema.NAME)[op.view(np.uint32)],
+        "category": pl.Series(words, dtype=schema.NAME)[np.cumsum(used)[pair] - 1],
     }
 
 

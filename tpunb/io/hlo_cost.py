@@ -78,7 +78,7 @@ def _work(protos: Messages) -> pl.DataFrame:
         for name, count in counts.items()
     }
     proto = pl.Series(table.proto.astype(np.uint32))
-    return pl.DataFrame({"proto": proto, **hlo.names(table.rows), "dtype": dtype, **columns})
+    return pl.DataFrame({"proto": proto, **hlo.names(table.rows, *table.texts), "dtype": dtype, **columns})
 
 
 class _Costs(Instructions):
@@ -126,6 +126,8 @@ class _Costs(Instructions):
 
     def _fft(self) -> tuple[Ints, Floats]:
         chosen = np.flatnonzero(self.where("fft"))
+        if not chosen.size:
+            return chosen, np.zeros(0)
         owner, length = self.rows[self.where("fft")].numbers(_FFT_LENGTH)
         logs = np.ones(chosen.size)
         np.multiply.at(logs, owner, np.floor(np.log2(np.maximum(length, 1))))

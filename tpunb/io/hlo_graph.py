@@ -13,6 +13,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.io import hlo
+from tpunb.io import protobuf_kernels as loops
 from tpunb.io.protobuf_table import Ints, Messages, Rows, integer, text
 from tpunb.step_stats import op_names
 
@@ -23,7 +24,7 @@ POINTER = 8
 """Bytes of a pointer."""
 
 # tags and fields of xla/service/hlo.proto and xla/xla_data.proto
-_MODULE, _COMPUTATIONS, _INSTRUCTIONS, _OPCODE, _SHAPE = text(1), text(3), text(2), text(2), text(3)
+_MODULE, _COMPUTATIONS, _INSTRUCTIONS, _SHAPE = text(1), text(3), text(2), text(3)
 _WINDOW, _CONVOLUTION, _DOT = text(15), text(16), text(30)
 _TARGET, _CONFIG, _ID = text(28), text(43), integer(35)
 _OPERANDS, _CALLED = 36, 38
@@ -99,13 +100,14 @@ def grouped(owner: Ints | Rows, values: Ints, n: int) -> list[list[int]]:
 
 
 def member_rows(scope: Ints, ids: Ints, in_scope: Ints, wanted: Ints) -> Ints:
-    """Return the row with each wanted id in a scope, the number of rows where there is none."""
-    _, code = np.unique(np.append(ids, wanted), return_inverse=True)
-    key, query = scope * code.size + code[: ids.size], in_scope * code.size + code[ids.size :]
-    order = np.argsort(key, kind="stable")
-    place = np.searchsorted(key[order], query)
-    hit = np.append(key[order], -1)[place] == query
-    return np.where(hit, np.append(order, ids.size)[place], ids.size)
+    """Return the first row with each wanted id in a scope, the number of rows where there is none; scopes in order."""
+    scopes = 1 + max(int(each.max(initial=0)) for each in (scope, in_scope))
+    table = np.full(1 << (2 * ids.size).bit_length(), -1, np.int32)
+    of_ids = spans(scope, scopes)[0], table, scope[::-1].astype(np.int32), ids[::-1].copy()  # the last one is found
+    loops.index(*of_ids)
+    row = np.empty(wanted.size, np.int32)
+    loops.lookup(*of_ids, in_scope.astype(np.int32), wanted, row)
+    return np.where(row < ids.size, ids.size - 1 - row.astype(np.int64), ids.size)
 
 
 class Instructions:
@@ -117,8 +119,9 @@ class Instructions:
         self.rows = rows = computations.sub(_INSTRUCTIONS)
         self.proto = modules.parent[computations.parent[rows.parent]]
         self.n, self.computation = len(rows), rows.parent.astype(np.int64)
-        names = (_OPCODE, _SHAPE, _ID, _WINDOW, _CONVOLUTION, _DOT, _TARGET, _CONFIG)
-        opcode, shape, ids, self.window, self.convolution, self.dot, target, self.config = rows.columns(*names)
+        fields = (_SHAPE, _ID, _WINDOW, _CONVOLUTION, _DOT, _TARGET, _CONFIG, *hlo.NAMES)
+        shape, ids, self.window, self.convolution, self.dot, target, self.config, *self.texts = rows.columns(*fields)
+        opcode = self.texts[1]
         (self.opcode, self.opcodes), (self.target, self.targets) = map(rows.distinct, (opcode, target))
         code, firsts = rows.different(shape)
         self.shapes = shapes = Shapes(rows.at(shape[firsts]))
@@ -127,6 +130,7 @@ class Instructions:
         self.all_elements, self.all_bytes = shapes.all_elements[code], shapes.all_bytes[code]
         owner, wanted = rows.numbers(_OPERANDS)
         self.user, self.operands = owner, member_rows(self.computation, ids, self.computation[owner], wanted)
+        self._operands = np.append(self.operands, self.n)
         self.first, self.operand_count = spans(owner, self.n)
         self.position = np.arange(owner.size) - self.first[owner]
         of_computations, roots = computations.columns(_COMPUTATION_ID, _ROOT_ID)
@@ -137,7 +141,8 @@ class Instructions:
 
     def where(self, *opcodes: str) -> Mask:
         """Return whether each instruction is of one of some opcodes."""
-        chosen: Mask = np.array([opcode in opcodes for opcode in self.opcodes], bool)[self.opcode]
+        wanted = {*opcodes}
+        chosen: Mask = np.array([opcode in wanted for opcode in self.opcodes], bool)[self.opcode]
         return chosen
 
     def calls(self, *prefixes: str) -> Mask:
@@ -148,8 +153,7 @@ class Instructions:
     def operand(self, number: int | Ints) -> Ints:
         """Return the row of an operand of every instruction."""
         inside = (number >= 0) & (number < self.operand_count)
-        place = np.where(inside, self.first + np.where(inside, number, 0), self.operands.size)
-        return np.append(self.operands, self.n)[place]
+        return self._operands[np.where(inside, self.first + np.where(inside, number, 0), self.operands.size)]
 
     def of(self, values: Floats, row: Ints | Rows) -> Floats:
         """Return the values of rows, NaN of missing ones."""

@@ -305,11 +305,14 @@ def details(file: Location, data: storage.Bytes | None, kind: str) -> pl.DataFra
 def _events(parts: Sequence[_Part], by_ps: Sequence[int], chosen: Sequence[int]) -> pl.DataFrame:
     """Return the events of some files in the time of the profile, with lanes and ids distinct from other files."""
     frames = {number: frame for number in chosen if (frame := parts[number].events) is not None}
-    frames |= _small({number: parts[number] for number in chosen if number not in frames})
+    together, small = _small({number: parts[number] for number in chosen if number not in frames})
+    edges = np.cumsum([0, *(parts[number].extent.events for number in together)]).tolist()
+    frames |= {number: small[begin:end] for number, (begin, end) in zip(together, pairwise(edges), strict=True)}
     missing = [number for number in chosen if number not in frames]
     decoded = _parallel([parts[number].file for number in missing], _part) if missing else []
     frames |= {number: part.events for number, part in zip(missing, decoded, strict=True)}
-    events = pl.concat([frames[number] for number in chosen], rechunk=len(chosen) > _MOST_CHUNKS)
+    several = len(chosen) > _MOST_CHUNKS
+    events = small if together == [*chosen] else pl.concat([frames[number] for number in chosen], rechunk=several)
     if len(parts) == 1 and not by_ps[0] and not parts[0].renamed:
         return events
     numbers = np.array(chosen)
@@ -317,29 +320,31 @@ def _events(parts: Sequence[_Part], by_ps: Sequence[int], chosen: Sequence[int])
     lanes = np.cumsum([0, *(part.extent.lanes for part in parts)])[numbers].astype(np.uint32)
     salt = numbers.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)  # every process counts launches from 1
     start, lane, ids = (pl.Series(np.repeat(by, sizes)) for by in (np.array(by_ps)[numbers], lanes, salt))
-    hosts = pl.concat([parts[n].with_host(frames[n].select("host")) for n in chosen], rechunk=True)
+    if any(parts[number].extent.hosts for number in chosen):
+        host = pl.concat([parts[n].with_host(frames[n].select("host")) for n in chosen], rechunk=True)["host"]
+    else:
+        host = pl.Series([parts[n].host for n in chosen], dtype=schema.NAME)[np.repeat(np.arange(len(chosen)), sizes)]
     return events.with_columns(
         pl.col("start_ps") + start,
         pl.col("lane") + lane,
         pl.col("flow_out", "flow_in", "correlation_id") ^ ids,
-        host=hosts["host"],
+        host=host,
     )
 
 
-def _small(parts: Mapping[int, _Part]) -> dict[int, pl.DataFrame]:
-    """Return the events of small files, decoded in one pass: alone, each costs as much as many thousand events."""
+def _small(parts: Mapping[int, _Part]) -> tuple[list[int], pl.DataFrame]:
+    """Return the small files, and their events, decoded in one pass: each alone costs as much as many events."""
     from tpunb.io import xplane
 
     chosen = [n for n, p in parts.items() if p.size < _SMALL and not p.file.url and host_files.is_xplane(p.file.name)]
+    none = list[int](), pl.DataFrame()
     if len(chosen) < 2:
-        return {}
+        return none
     try:
         events = xplane.read_in_order([storage.read(parts[number].file) for number in chosen])
     except (BadProfile, ProfileNotFound):  # changed since it was loaded: to be named where each is read
-        return {}
-    edges = np.cumsum([0, *(parts[number].extent.events for number in chosen)]).tolist()
-    rows = dict(zip(chosen, pairwise(edges), strict=True))
-    return {number: events[begin:end] for number, (begin, end) in rows.items()} if edges[-1] == len(events) else {}
+        return none
+    return (chosen, events) if len(events) == sum(parts[number].extent.events for number in chosen) else none
 
 
 def _parallel(files: Sequence[Location], read: Callable[[Location, Bar], _T]) -> list[_T]:

@@ -324,7 +324,7 @@ class _XSpace:
     def extent(self) -> Extent:
         """Return what the events span; all that `events` reads is scanned, so that damage is found."""
         if len(self.rows):
-            _ = self._shared, self.programs
+            _ = self._costs, self.programs
         begins, ends, numbers = list[int](), list[int](), set[int]()
         for begin in range(0, len(self.rows), _CHUNK):
             for rows, on_device in self._sides(begin):
@@ -364,10 +364,13 @@ class _XSpace:
         return np.array([int(number[1]) if number else 0 for number in found], np.int64)
 
     @cached_property
+    def _costs(self) -> tuple[list[Ints], Stats]:
+        return self._described(self.metadata.values, [_NAME, _DISPLAY_NAME], _COSTS)
+
+    @cached_property
     def _shared(self) -> dict[str, Any]:
         """Columns of the event metadata, shared by events; the last row is for events without."""
-        entries = self.metadata.values
-        (name, display_name), stats = self._described(entries, [_NAME, _DISPLAY_NAME], _COSTS)
+        entries, ((name, display_name), stats) = self.metadata.values, self._costs
         ops = np.zeros(len(entries), np.int32)
         of_hosts = np.flatnonzero(~self.on_device[entries.parent])  # names of HLO instructions are long text
         row, distinct = entries.distinct(name[of_hosts])
@@ -488,12 +491,13 @@ class _XSpace:
         columns = {
             "program": as_series(stats.number("program_id"), len(entries)),
             "hlo_op": self._text(entries, np.where(short & _LENGTH, short, name)),
-            "shape": stats.series("shape_with_layout").cast(pl.String),
+            "shape": stats.series("shape_with_layout"),
             "source": stats.series("source", texts.relative),
-            "text": self._text(entries, name).cast(pl.String),
+            "text": self._text(entries, name),
         }
         rows = pl.DataFrame(columns).filter(stats.series("hlo_category").is_not_null())
-        return texts.described(rows.unique(maintain_order=True))  # devices that run one program have the same
+        rows = rows.unique(maintain_order=True)  # devices that run one program have the same
+        return texts.described(rows.with_columns(pl.col("shape", "text").cast(pl.String)))
 
     def _text(self, messages: Messages, refs: Ints) -> pl.Series:
         """Return strings as a column."""

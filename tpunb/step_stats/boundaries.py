@@ -133,8 +133,9 @@ def find(events: pl.DataFrame) -> tuple[pl.DataFrame, str]:
 
 
 def _by_annotations(events: pl.DataFrame) -> pl.DataFrame:
-    annotations = events.filter(pl.col("step_num").is_not_null(), ~on_device())
-    annotations = annotations.select(_HOST, "start_ps", _END_PS, step="step_num", kind=_NAME)
+    annotations = events.select("host", "plane", "name", "start_ps", _END_PS, step="step_num")
+    annotations = annotations.filter(pl.col("step").is_not_null(), ~on_device())
+    annotations = annotations.select(_HOST, "start_ps", "end_ps", "step", kind=_NAME)
     # annotations of one number that overlap are one step, annotated by several threads; others are separate steps
     key = ["host", "kind", "step"]
     annotations = annotations.sort("start_ps", "end_ps").with_columns(

@@ -14,7 +14,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.step_stats import launches, op_names
 from tpunb.step_stats.aggregate import over_devices, total
-from tpunb.step_stats.ops import WORK, Parts, map_names
+from tpunb.step_stats.ops import WORK, Parts, map_names, totals
 
 COUNTERS = "_counters_"
 """Line of a TPU with samples of its hardware counters."""
@@ -42,9 +42,11 @@ def of_devices(
     during = during.of((found["side"] == "device").to_numpy())
     if not during.row.size:
         return pl.DataFrame(schema=schema.DEVICES)
-    counted = ops.filter(~pl.col("container")).select("at", "self_ps", pl.col(WORK).cast(pl.Float64))
-    flops_ps = pl.col("self_ps").filter(pl.col("flops").is_not_null()).sum()
-    sums = counted.group_by("at").agg(*map(total, WORK), flops_time_share=_share(flops_ps, pl.col("self_ps").sum()))
+    counted_ps = pl.when(pl.col("flops").is_not_null()).then("self_ps")
+    counted = ops.select("at", "self_ps", pl.col(WORK).cast(pl.Float64), counted_ps=counted_ps)
+    counted = counted.filter((ops["side"] == "device") & ~ops["container"])
+    share = _share(pl.col("counted_ps").fill_null(0), pl.col("self_ps"))
+    sums = totals(counted, ["at"], [*WORK, "self_ps", "counted_ps"]).select("at", *WORK, flops_time_share=share)
     kinds, containers = (found[name].to_numpy()[during.row] for name in ("kind", "container"))
     waits = np.isin(kinds, [_NUMBERS[kind] for kind in _WAITS])
     computing = (kinds == 0) & ~containers

@@ -98,12 +98,13 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame,
 
 def in_steps(events: pl.DataFrame, intervals: pl.DataFrame) -> pl.DataFrame | None:
     """Return the step that launched each kernel on GPUs with intervals, if any: (host, plane, correlation_id, step)."""
-    gpu, key = pl.col("plane").str.starts_with("/device:GPU"), [*_PLANE, "correlation_id"]
-    if (gpus := intervals.filter(gpu).select(_PLANE).unique()).is_empty():
+    gpu, key = intervals["plane"].str.starts_with("/device:GPU"), [*_PLANE, "correlation_id"]
+    if not gpu.any():
         return None
     steps = intervals.filter(pl.col("plane").is_null(), pl.col("rule").is_not_null())
     runs = _of_steps(_launches(events), events, steps).rename({"device": "plane"})
-    return runs.join(gpus, on=_PLANE, how="semi").drop_nulls("correlation_id").unique(key).select(*key, "step")
+    runs = runs.join(intervals.filter(gpu), on=_PLANE, how="semi")
+    return runs.drop_nulls("correlation_id").unique(key).select(*key, "step")
 
 
 def _of_steps(launches: pl.DataFrame, events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
@@ -182,14 +183,18 @@ def with_waits(devices: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
 
 def _syncs(events: pl.DataFrame) -> pl.DataFrame:
     """Return when hosts wait for their devices: (host, lane, name, start_ps, dur_ps, until_ps)."""
-    names = [name for name in events["name"].unique().cast(pl.String) if re.fullmatch(_SYNC, name)]
-    waits = events.filter(pl.col("name").is_in(names), ~pl.col("plane").cat.starts_with(DEVICE))
+    names = events["name"].unique().cast(pl.String)
+    names = names.filter(names.str.contains(rf"^{_SYNC}$"))
+    waits = events[:0] if names.is_empty() else events.filter(pl.col("name").is_in(names.implode()))
+    waits = waits.filter(~pl.col("plane").cat.starts_with(DEVICE))
     return waits.select("host", "lane", "name", "start_ps", "dur_ps", until_ps=_END_PS).sort("until_ps", "dur_ps")
 
 
 def _after_syncs(runs: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """Add `waited_ps`: how long the host waited for a device between the launch before that of each run and this."""
     syncs = _syncs(events).select("until_ps", host=pl.col("host").cast(pl.String), waited_ps="dur_ps")
+    if syncs.is_empty():
+        return runs.with_columns(waited_ps=pl.lit(None, pl.Int64))
     runs = runs.with_columns(at=pl.col("sent_ps") + pl.col("skew_ps"))
     sent = runs.select("host", "at").drop_nulls().unique().sort("at")
     sent = sent.with_columns(before=pl.col("at").shift().over("host").fill_null(-(2**62)))
@@ -250,7 +255,8 @@ def _launches(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _found(events: pl.DataFrame) -> pl.DataFrame:
-    linked = events.filter(pl.any_horizontal(pl.col("correlation_id", "flow_in").is_not_null()))
+    linked = events.select("host", "plane", "lane", "start_ps", "dur_ps", "hlo_op", "correlation_id", "flow_in")
+    linked = linked.filter(pl.any_horizontal(pl.col("correlation_id", "flow_in").is_not_null()))
     on_device = pl.col("plane").cat.starts_with(DEVICE)
     thunk = ~on_device & pl.col("hlo_op").is_not_null()
     if not linked.select((on_device | thunk).any()).item():  # a host alone
@@ -338,20 +344,19 @@ def _on_host_threads(thunks: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame
 
 
 def first_of(events: pl.DataFrame, key: str) -> pl.DataFrame:
-    """Return the earliest of the events of a host with the same id."""
-    rows = events.filter(pl.col(key).is_not_null()).sort("start_ps")
+    """Return (host, lane, start_ps, id) of the earliest of the events of a host with the same id."""
+    rows = events.select("host", "lane", "start_ps", key).filter(pl.col(key).is_not_null()).sort("start_ps")
     return rows.unique(["host", key], keep="first", maintain_order=True)
 
 
 def _trace_back(runs: pl.DataFrame, events: pl.DataFrame, annotated: pl.Series) -> pl.DataFrame:
     """Follow flows back from each launch to a lane with step annotations, or as far as they lead."""
-    within = events.filter(pl.col("flow_in").is_not_null()).select(
-        "host", "lane", received_ps="start_ps", received="flow_in", over_ps=_END_PS
-    )
-    senders = first_of(events, "flow_out").select("host", received="flow_out", from_lane="lane", from_ps="start_ps")
-    within = within.join(senders, on=["host", "received"]).drop("host").sort("received_ps")
+    within = events.select("host", "lane", received_ps="start_ps", received="flow_in", over_ps=_END_PS)
+    within = within.drop_nulls("received")
     if within.is_empty():
         return runs
+    senders = first_of(events, "flow_out").select("host", received="flow_out", from_lane="lane", from_ps="start_ps")
+    within = within.join(senders, on=["host", "received"]).drop("host").sort("received_ps")
     for _ in range(_HOPS):
         back = runs.sort("sent_ps").join_asof(
             within, left_on="sent_ps", right_on="received_ps", by="lane", check_sortedness=False

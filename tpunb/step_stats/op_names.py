@@ -269,6 +269,7 @@ def _function(name: str) -> str:
     return function
 
 
+@lru_cache(1 << 14)
 def category(name: str, *, side: str) -> str | None:
     """Return the category of an event by its name, where the profiler stored none; None if the name does not say.
 

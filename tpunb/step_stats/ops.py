@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ WORK = ["flops", "bytes", "hbm_bytes"]
 Ints = npt.NDArray[np.int64]
 
 _READ = [
-    *("host", "plane", "line", "lane", "name", "tf_op", "hlo_op", "program", "category", "step_num", "correlation_id"),
+    *("host", "plane", "lane", "name", "tf_op", "hlo_op", "program", "category", "step_num", "correlation_id"),
     *("start_ps", "dur_ps", "device_dur_ps", *WORK),
 ]
 
@@ -32,12 +32,11 @@ def find(events: pl.DataFrame) -> pl.DataFrame:
 
     Operations of XLA on host threads are of the device :data:`tpunb.step_stats.launches.CPU`.
     """
-    rows = events.select(_READ).filter(pl.col("step_num").is_null() & pl.col("lane").is_in(_op_lanes(events).implode()))
-    on_device = rows["plane"].cat.starts_with(launches.DEVICE)
-    thunk = ~on_device & rows["hlo_op"].is_not_null()
-    counts = on_device | thunk | ~_noise(rows)
-    rows = rows.with_columns(device=on_device | thunk, thunk=thunk)
-    rows = _in_nested_order(rows if counts.all() else rows.filter(counts))
+    on_device = events["plane"].cat.starts_with(launches.DEVICE)
+    thunk = ~on_device & events["hlo_op"].is_not_null()
+    of_ops = pl.col("step_num").is_null() & pl.col("lane").is_in(_op_lanes(events).implode())
+    rows = events.select(_READ, device=on_device | thunk, thunk=thunk)
+    rows = _in_nested_order(rows.filter(of_ops & (pl.col("device") | ~_noise(events))))
     uncategorised = _where(rows, pl.col("device") & pl.col("category").is_null())
     category = pl.coalesce("category", map_names(uncategorised, lambda name: op_names.category(name, side="device")))
     on_host = map_names(_where(rows, ~pl.col("device")), lambda name: op_names.category(name, side="host"))
@@ -75,7 +74,8 @@ _CALL = ["host", "plane", "start_ps", "kernel"]
 def with_calls(profile: Profile, ops: pl.DataFrame) -> pl.DataFrame:
     """Add `module`, `part`, `shape` and `dtype` of PyTorch's call behind each kernel."""
     columns = {name: schema.CALLS[name] for name in ("module", "part", "shape", "dtype")}
-    has_calls = profile.read_details is not None and ops["tf_op"].unique().cast(pl.String).str.contains("::").any()
+    names = ops["tf_op"][_numbered(ops["tf_op"])[1]].cast(pl.String)
+    has_calls = profile.read_details is not None and names.str.contains("::").any()
     calls = profile.calls if has_calls else pl.DataFrame(schema=schema.CALLS)
     if calls.is_empty():
         return ops.with_columns(pl.lit(None, dtype).alias(name) for name, dtype in columns.items())
@@ -87,16 +87,54 @@ def map_names(column: pl.Series, function: Callable[[str], object], dtype: pl.Da
     """Apply a function to a Categorical column, calling it once per distinct name."""
     if column.null_count() == len(column):
         return pl.Series([None], dtype=dtype).new_from_index(0, len(column))
-    from tpunb.step_stats.self_time import NULL, distinct  # compiled
-
-    code = column.to_physical()
-    numbers, rows = distinct((code.fill_null(NULL) if column.null_count() else code).to_numpy())
+    numbers, rows = _numbered(column)
     return pl.Series([None, *map(function, column[rows].cast(pl.String))], dtype=dtype)[numbers]
 
 
-def _noise(rows: pl.DataFrame) -> pl.Series:
-    calls = map_names(rows["tf_op"], lambda op: op_names.is_noise("", op), pl.Boolean())
-    return calls.fill_null(False) | (rows["tf_op"].is_null() & map_names(rows["name"], op_names.is_noise, pl.Boolean()))
+def _numbered(column: pl.Series) -> tuple[npt.NDArray[np.uint32], Ints]:
+    """Return the number of each value among the distinct ones, from 1, 0 for null; and a row with each."""
+    from tpunb.step_stats.self_time import NULL, distinct, numbered  # compiled
+
+    if column.dtype == pl.Int64:  # too large for a table of codes
+        numbers, rows = numbered(column.fill_null(0).to_numpy().view(np.uint64))
+        return np.where(column.is_null(), np.uint32(0), numbers + np.uint32(1)), rows
+    code = (column.cast(schema.NAME) if column.dtype == pl.String else column).to_physical().cast(pl.UInt32)
+    return distinct((code.fill_null(NULL) if column.null_count() else code).to_numpy())
+
+
+def totals(rows: pl.DataFrame, by: Sequence[str], sums: Sequence[str]) -> pl.DataFrame:
+    """Return each distinct row of some columns, its `count`, and the sums of others, null where all values are.
+
+    A million rows by a dozen columns: ``group_by`` takes several times as long, as it encodes each row as bytes.
+    """
+    from tpunb.step_stats.self_time import numbered  # compiled
+
+    keys, most = np.zeros(len(rows), np.uint64), 1
+    for column in (rows[name] for name in by if rows[name].null_count() < len(rows)):
+        numbers, values = _numbered(column)
+        if most * (len(values) + 1) >= 2**64:
+            groups, first = numbered(keys)
+            keys, most = groups.astype(np.uint64), len(first)
+        keys *= np.uint64(len(values) + 1)
+        keys += numbers
+        most *= len(values) + 1
+    groups, first = numbered(keys)
+    added = {"count": pl.Series(np.bincount(groups, minlength=len(first)))}
+    for column in rows.select(sums):
+        values = column.fill_null(0).to_numpy()
+        total = np.zeros(len(first), values.dtype)
+        np.add.at(total, groups, values)
+        added[column.name] = pl.Series(total)
+        if column.null_count():
+            empty = np.ones(len(first), bool)
+            empty[groups[column.is_not_null().to_numpy()]] = False
+            added[column.name] = pl.Series(total).set(pl.Series(empty), None)
+    return rows.select(by)[first].with_columns(**added)
+
+
+def _noise(rows: pl.DataFrame) -> pl.Expr:
+    unnamed = map_names(_where(rows, pl.col("tf_op").is_null()), op_names.is_noise, pl.Boolean())
+    return (pl.col("tf_op") == op_names.FUNCTION_CALL).fill_null(value=False) | unnamed.fill_null(value=False)
 
 
 def _op(rows: pl.DataFrame) -> pl.Expr:
@@ -162,13 +200,11 @@ def place(ops: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, pl.
     of_devices = intervals.filter(pl.col("plane").is_not_null())
     shared = intervals.filter(pl.col("plane").is_null()).drop("plane")
     # a host without intervals has a step from the first begin to the last end on its devices
-    derived = (
-        of_devices.join(shared, on="host", how="anti")
-        .group_by("host", "step")
-        .agg(pl.lit(None, pl.String).alias("plane"), pl.col("start_ps").min(), pl.col("end_ps").max())
-    )
-    span = ["host", "step", "start_ps", "end_ps"]
-    shared = pl.concat([shared.select(span), boundaries.disjoint(derived).select(span)])
+    span, alone = ["host", "step", "start_ps", "end_ps"], of_devices.join(shared, on="host", how="anti")
+    if alone.height:
+        spanned = pl.lit(None, pl.String).alias("plane"), pl.col("start_ps").min(), pl.col("end_ps").max()
+        derived = boundaries.disjoint(alone.group_by("host", "step").agg(*spanned))
+        shared = pl.concat([shared.select(span), derived.select(span)])
     columns = ["place", "host", "plane", "step", "start_ps", "end_ps"]
     places = pl.concat(
         [
@@ -179,14 +215,12 @@ def place(ops: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, pl.
     places = places.with_row_index("at")
     of_runs = runs.join(planes, on=["host", "plane"], maintain_order="left")["place"].to_numpy()
     number = np.repeat(of_runs, np.diff(np.append(begins, len(ops))))
-    start, stop = ops["start_ps"].to_numpy(), (ops["start_ps"] + ops["dur_ps"].clip(1)).to_numpy()
-    first, until = np.zeros((2, len(ops)), np.int64)
-    order = np.argsort(number, kind="stable")
-    begin, end, of_place = (places[name].to_numpy() for name in ("start_ps", "end_ps", "place"))
-    for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1) if order.size else []:
-        low, high = np.searchsorted(of_place, [number[rows[0]], number[rows[0]] + 1])
-        first[rows] = low + np.searchsorted(end[low:high], start[rows], side="right")
-        until[rows] = low + np.searchsorted(begin[low:high], stop[rows])
+    from tpunb.step_stats.self_time import placed  # compiled
+
+    bounds = np.searchsorted(places["place"].to_numpy(), np.arange(len(planes) + 1))
+    start, dur = (ops[name].to_numpy() for name in ("start_ps", "dur_ps"))
+    begin, end = (places[name].to_numpy() for name in ("start_ps", "end_ps"))
+    first, until = placed(number, start, dur, bounds, begin, end)
     return ops.with_columns(first=pl.Series(first), until=pl.Series(until)), places.drop("place")
 
 

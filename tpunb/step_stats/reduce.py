@@ -20,9 +20,8 @@ from tpunb.frames import Profile, Steps
 from tpunb.frames.profile import device_kinds
 from tpunb.frames.steps import NO_STEPS
 from tpunb.step_stats import boundaries, breakdown, launches, op_names
-from tpunb.step_stats.aggregate import total
 from tpunb.step_stats.collectives import collectives, of_ops
-from tpunb.step_stats.ops import assign, find, instructions, map_names, parts, place, with_calls
+from tpunb.step_stats.ops import assign, find, instructions, map_names, parts, place, totals, with_calls
 from tpunb.text import plural
 
 StepRule = Callable[[Profile], pl.DataFrame]
@@ -198,7 +197,7 @@ def reduce(
     on_device = pl.col("side") == "device"
     peaks = pl.DataFrame(schema=schema.HARDWARE) if hardware is None else hardware
     by_step = ["host", "step"]
-    devices = breakdown.of_devices(ops.filter(on_device), operations, during, places, peaks)
+    devices = breakdown.of_devices(ops, operations, during, places, peaks)
     devices = launches.with_waits(devices, events)
     if counters is not None:
         devices = breakdown.with_counters(devices, counters)
@@ -224,9 +223,7 @@ def reduce(
 
 def _ops(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
     """Return one row per (host, step, op, side), ``tpunb.schema.OPS``."""
-    by_place = ops.group_by("at", "op", "side", "category").agg(
-        pl.len().cast(pl.Int64).alias("count"), pl.col("total_ps", "self_ps").sum()
-    )
+    by_place = totals(ops, ["at", "op", "side", "category"], ["total_ps", "self_ps"])
     rows = by_place.join(places.select("at", "host", "step"), on="at").group_by("host", "step", "op", "side")
     category = pl.col("category").sort_by("self_ps", descending=True).first()
     return rows.agg(category, pl.col("count", "total_ps", "self_ps").sum())
@@ -244,9 +241,8 @@ def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     kernel = pl.when(pl.col("plane").cat.starts_with("/device:GPU")).then("kernel")
     of_call = ["module", "part", "shape", "dtype"]
     names = ["side", "tf_op", "program", "hlo_op", "kernel", "op", "category", *of_call]
-    sums = [total(name) for name in ("total_ps", "self_ps", "flops", "bytes")]
     rows = ops.with_columns(row=row.gather(ops["at"]), kernel=kernel)
-    rows = rows.group_by("row", *names).agg(pl.len().cast(pl.Int64).alias("count"), *sums).with_columns(runs="count")
+    rows = totals(rows, ["row", *names], ["total_ps", "self_ps", "flops", "bytes"]).with_columns(runs="count")
     if rows["kernel"].count():
         # a run of an instruction can launch several kernels: the rarest counts its runs, the longest has its work
         instruction, of_kernel = ["row", "program", "hlo_op"], pl.col("kernel").is_not_null()

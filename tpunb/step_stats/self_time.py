@@ -1,4 +1,4 @@
-"""Times of events that nest or overlap: compiled sweeps without the GIL."""
+"""Times of events that nest or overlap, and numbers of their keys: compiled sweeps without the GIL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-from numba import boolean, int64, njit, types, uint32
+from numba import boolean, int64, njit, types, uint32, uint64
 
 Ints = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.uint32]
@@ -119,3 +119,43 @@ _compiled = partial(njit, nogil=True, cache=True)
 _sweep = _compiled([int64[::1](_groups, _times, _times)])(_sweep_lanes)
 _cover = _compiled([int64[::1](_groups, _times, _times, _chosen, int64[::1])])(_cover_groups)
 _number = _compiled([types.Tuple((uint32[::1], int64[::1]))(_groups)])(_number_codes)  # type: ignore[no-untyped-call]
+
+
+@_compiled([types.UniTuple(int64[::1], 2)(_groups, *[_times] * 5)])  # type: ignore[no-untyped-call]
+def placed(groups: Numbers, starts: Ints, durs: Ints, bounds: Ints, begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Return the intervals in which each event runs, 1 ps or more: from the first one to before the second.
+
+    Those of a group are from its bound to before the next, in order of time.
+    """
+    first, until = np.empty(starts.size, np.int64), np.empty(starts.size, np.int64)
+    at = np.int64(0)
+    for row in range(starts.size):
+        start, low, high = starts[row], bounds[groups[row]], bounds[groups[row] + 1]
+        again = low <= at < high and ends[at] > start and (at == low or ends[at - 1] <= start)
+        if not again:  # most events run in the interval of the one before
+            at = low + np.searchsorted(ends[low:high], start, side="right")
+        first[row] = until[row] = at
+        while until[row] < high and begins[until[row]] < start + max(durs[row], 1):
+            until[row] += 1
+    return first, until
+
+
+@_compiled([types.Tuple((uint32[::1], int64[::1]))(_readonly(uint64))])  # type: ignore[no-untyped-call]
+def numbered(keys: npt.NDArray[np.uint64]) -> tuple[Numbers, Ints]:
+    """Return the number of each key among the distinct ones, from 0; and the first row with each of them."""
+    bits = np.uint64(1)
+    while np.int64(1) << bits < 2 * keys.size:
+        bits += np.uint64(1)
+    table = np.zeros(np.int64(1) << bits, np.uint32)  # number of the key at each place, from 1
+    numbers, rows = np.empty(keys.size, np.uint32), np.empty(keys.size, np.int64)
+    count = 0
+    for row in range(keys.size):
+        at = keys[row] * np.uint64(0x9E3779B97F4A7C15) >> (np.uint64(64) - bits)  # Fibonacci hashing
+        while table[at] > 0 and keys[rows[table[at] - 1]] != keys[row]:
+            at = (at + np.uint64(1)) & np.uint64(table.size - 1)
+        if table[at] == 0:
+            rows[count] = row
+            count += 1
+            table[at] = count
+        numbers[row] = table[at] - 1
+    return numbers, rows[:count]
