@@ -130,7 +130,7 @@ class Instructions:
         self.all_elements, self.all_bytes = shapes.all_elements[code], shapes.all_bytes[code]
         owner, wanted = rows.numbers(_OPERANDS)
         self.user, self.operands = owner, member_rows(self.computation, ids, self.computation[owner], wanted)
-        self._operands = np.append(self.operands, self.n)
+        self._padded = np.append(self.operands, self.n)
         self.first, self.operand_count = spans(owner, self.n)
         self.position = np.arange(owner.size) - self.first[owner]
         of_computations, roots = computations.columns(_COMPUTATION_ID, _ROOT_ID)
@@ -153,7 +153,7 @@ class Instructions:
     def operand(self, number: int | Ints) -> Ints:
         """Return the row of an operand of every instruction."""
         inside = (number >= 0) & (number < self.operand_count)
-        return self._operands[np.where(inside, self.first + np.where(inside, number, 0), self.operands.size)]
+        return self._padded[np.where(inside, self.first + np.where(inside, number, 0), self.operands.size)]
 
     def of(self, values: Floats, row: Ints | Rows) -> Floats:
         """Return the values of rows, NaN of missing ones."""
