@@ -80,7 +80,7 @@ JOURNAL = ("step", "kind", "start_ns", "end_ns", "input_ns", "callbacks_ns", "di
 """Columns of a row of the journal, a line with tabs: a step as it ended, in nanoseconds since the epoch, and
 ``Steps.steps_before`` of the run."""
 
-_ROW, LATEST_STEPS = 160, 2048
+_ROW, LATEST_STEPS = 160, 8192
 """Bytes of a row, and rows: the last of each step modulo their number."""
 
 PROGRAMS: schema.Schema = {
@@ -438,9 +438,9 @@ _LINE = "\t".join(["%s"] * len(JOURNAL))
 def journal_row(record: tuple[int, *tuple[object, ...]]) -> tuple[bytes, int]:
     r"""Return a row of the journal, and its place.
 
-    >>> row, at = journal_row((2050, "train", 17, 23, None, None, None, "keras", 0))
+    >>> row, at = journal_row((8194, "train", 17, 23, None, None, None, "keras", 0))
     >>> row.strip(), at
-    (b'2050\ttrain\t17\t23\tNone\tNone\tNone\tkeras\t0', 320)
+    (b'8194\ttrain\t17\t23\tNone\tNone\tNone\tkeras\t0', 320)
     """
     return (_LINE % record).encode()[: _ROW - 1].ljust(_ROW - 1) + b"\n", record[0] % LATEST_STEPS * _ROW
 

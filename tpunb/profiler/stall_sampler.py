@@ -40,7 +40,6 @@ from tpunb.profiler.limits import LIMITS
 from tpunb.text import cut, plain
 
 _DEPTH = 256  # frames of a stack
-_IN_COLLECTION = 4  # of them within a callback of the collector
 _SPOTS, _STALLS = 512, 4096  # at most: places counted in a stall, stalls between two takes
 _SOURCE, _TEXT = 10_000, 160  # characters of an expression that is parsed, of a place
 
@@ -97,7 +96,7 @@ def stacks() -> dict[int, FrameType]:
 
 
 def _outside_collection(frame: FrameType, callbacks: set[CodeType]) -> FrameType:
-    for each in islice(_outwards(frame), _IN_COLLECTION):
+    for each in islice(_outwards(frame), 4):
         if each.f_code in callbacks and each.f_back is not None:
             return each.f_back
     return frame
