@@ -627,3 +627,24 @@ def test_a_warning_that_is_an_error_is_raised_once_the_run_is_over(tmp_path, tra
         with pytest.raises(RuntimeWarning, match=STILL_TRAINS), tp.capture(tmp_path / "run", source=StandIn()) as run:
             training_on(run)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["state"] == "finished"
+
+
+def test_a_large_trace_is_reduced_when_the_run_has_lasted_long_enough_or_is_over():
+    def response(mb, head):
+        return WindowResponse(0, "start", 0, 0, {"vm": head + bytes(mb * 10**6)})
+
+    def capture(schedule, age_s):
+        made = session.CaptureSession(RunWriter(None), StandIn(), schedule, keep="none")
+        made._origin_ns = time.time_ns() - int(age_s * 1e9)
+        return made
+
+    trace = b' {"traceEvents": ['
+    assert capture(Schedule(), 0)._is_held(response(4, trace))
+    assert not capture(Schedule(), 3)._is_held(response(4, trace))
+    assert capture(Schedule(), 3)._is_held(response(40, trace))
+    assert not capture(Schedule(), 11)._is_held(response(40, trace))
+    assert not capture(Schedule(), 0)._is_held(response(4, b"\n{"))  # an XSpace
+    assert not capture(Schedule.continuous(), 0)._is_held(response(4, trace))
+    over = capture(Schedule(), 0)
+    over._ended.set()
+    assert not over._is_held(response(4, trace))

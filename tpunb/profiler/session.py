@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import polars as pl
 
 from tpunb.errors import TpunbError
+from tpunb.io.run_folder import is_chrome_trace
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.in_flight import InFlight
 from tpunb.profiler.keras import keras_runs
@@ -362,14 +364,20 @@ class CaptureSession:
     def _record(self) -> None:
         self._facts_s = self._part_s = self._log_s = time.monotonic()
         response: WindowResponse | bytes | None
+        held = deque[WindowResponse]()
         profiling = writable = True
-        while profiling or not self._ended.is_set():  # steps are recorded even if the source has failed
+        while profiling or held or not self._ended.is_set():  # steps are recorded even if the source has failed
             try:
                 response = self._responses.get(timeout=LIMITS.poll_s)
                 profiling = profiling and response is not None
             except queue.Empty:
                 response = None
                 self.recorder.stalls.on_wake()
+            if isinstance(response, WindowResponse):
+                held.append(response)
+                response = None
+            if held and response is None and not self._is_held(held[0]):
+                response = held.popleft()
             if writable and not self._abandoned.is_set():
                 try:
                     self._check_imports()
@@ -383,6 +391,14 @@ class CaptureSession:
                 self.recorder.write_programs(self._request_programs())
             except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  must not end the training
                 self._fail(error)
+
+    def _is_held(self, response: WindowResponse) -> bool:
+        """Return whether a window waits to be reduced: a large trace, which would hold up most of a short run."""
+        if self._schedule.budget is None or self._ended.is_set():
+            return False
+        traces = [data for data in response.workers.values() if isinstance(data, bytes) and is_chrome_trace(data)]
+        held_s = min(LIMITS.held_s * sum(map(len, traces)) / 1e6, LIMITS.most_held_s)
+        return time.time_ns() < self._origin_ns + held_s * 1e9
 
     def _write(self, response: WindowResponse | bytes | None) -> None:
         """Write a window if there is one, and regularly the steps and ``run.json``."""
