@@ -325,6 +325,17 @@ def test_where_each_step_traces_it_takes_what_its_operations_take_and_the_rest_i
     assert accounts(run) == {"productive": productive, "program startup": 100 - productive}
 
 
+def test_code_in_steps_that_all_trace_is_no_first_run():
+    steps = [train(number, 50 * number, 50) for number in range(4)]
+    spans = [(50 * number, 5, "program startup", "tracing step again for a new function") for number in range(4)]
+    work = pl.DataFrame({"step": [0, 1], "work_ps": [5.0 * MS] * 2})
+    seen = samples(*((6 + 4 * n, False, n % 5 < 3) for n in range(48) if (6 + 4 * n) % 50 > 5))
+    run = host(steps, spans, end_ms=200)._replace(read_work=lambda: work, samples=seen)
+    found = accounts(run)
+    assert found["program code"] == pytest.approx(0.6 * 180, abs=8)
+    assert found["productive"] == 20
+
+
 @pytest.mark.parametrize(("first", "startup"), [(60, 50), (20, 0)])
 def test_a_first_step_slower_than_nearly_all_others_starts_up(first, startup):
     durs = [first, *([10] * 9 + [20]) * 4]

@@ -20,7 +20,8 @@ from tpunb.frames.op_matrix import Ints, factorize
 _OUTER, _INNER = ["fit", "other"], ["tuning", "resuming"]  # of spans that begin together
 _BESIDE = ["profiler", "garbage collection"]  # beside the training, or within a step
 _GC = "garbage collection"  # a reason of step time deviation
-_PARTS = ("data loading", "productive", "program startup", "profiler", _GC, "step time deviation", "callbacks")
+_EACH = "first run in each step"  # of what each step traces anew: code of the program may be a part of it
+_PARTS = ("data loading", "productive", "program startup", _EACH, "profiler", _GC, "step time deviation", "callbacks")
 """What the exclusive time of a step is split into, in this order."""
 SHORT = "calls under 1 ms"
 _DATA = "tracing Dataset_"  # begins what TensorFlow does to make an iterator
@@ -183,7 +184,8 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     starts_up[cells.step[(cells.step >= 0) & cells.of_span & np.isin(cells.span, np.flatnonzero(is_startup))]] = True
     slowest = np.sort(left)[int(_SLOWEST * left.size) :][:1]
     starts_up[:1] |= run.first_compiles | (_unexplained(run)[:1] & (left[:1] > slowest))
-    startup = np.where(starts_up, left - _without_startup(run, left, starts_up, kind, medians), 0).clip(0)
+    without, each = _without_startup(run, left, starts_up, kind, medians)
+    startup = np.where(starts_up, left - without, 0).clip(0)
     excess = (excess - startup).clip(0)
     delays, beside = _delays(run, start, end, left)
     profiler = np.minimum(excess, delays)
@@ -195,24 +197,28 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     slower = np.where(_unexplained(run), np.minimum(rest, beside), 0)
     profiler, rest = profiler + slower, rest - slower
     usual = left - startup - profiler - rest
-    return np.stack([waits, usual, startup, profiler + slowed, garbage, rest, calls], axis=1)
+    once, again = np.where(each, 0, startup), np.where(each, startup, 0)
+    return np.stack([waits, usual, once, again, profiler + slowed, garbage, rest, calls], axis=1)
 
 
-def _without_startup(run: HostRun, left: Ints, starts_up: NDArray[np.bool_], kind: Ints, medians: Ints) -> Ints:
+def _without_startup(
+    run: HostRun, left: Ints, starts_up: NDArray[np.bool_], kind: Ints, medians: Ints
+) -> tuple[Ints, NDArray[np.bool_]]:
     """Return what steps would take that did not trace: at most the median of those of their kind that do not.
 
-    If all of them trace, it is what the operations of those traced in full take, if any are.
+    If all of them trace, it is what the operations of those traced in full take, if any are: the second array is true.
     """
-    usual = medians.copy()
+    usual, all_trace = medians.copy(), np.zeros(left.size, np.bool_)
     for each in np.unique(kind[starts_up]):
         of_kind = kind == each
         others = left[of_kind & ~starts_up]
         if not len(others) and run.read_work is not None and of_kind.sum() >= FEWEST_TRACED:
             work = run.steps.filter(pl.Series(of_kind)).join(run.read_work(), on="step")["work_ps"]
             others = work.drop_nulls().to_numpy()
+            all_trace |= of_kind & (len(others) > 0)
         if len(others):
             usual[of_kind] = np.minimum(usual[of_kind], int(np.median(others)))
-    return usual
+    return usual, all_trace
 
 
 def _intervals(run: HostRun, account: str) -> pl.DataFrame:
@@ -313,7 +319,9 @@ def _explained(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
     reasons = steps.select("unit", reason=stall_places(steps, inside), wait_place=stall_places(steps, waits))
     account = pl.col("account")
     evaluates = _evaluates(run)
-    estimated = account.is_in(["program startup", "profiler"]) | ((account == "data loading") & ~pl.col("has_input"))
+    estimated = account.is_in(["program startup", _EACH, "profiler"]) | (
+        (account == "data loading") & ~pl.col("has_input")
+    )
     windows = pl.lit(not run.clocked) | ((account == "data loading") & ~pl.col("by_clock"))
     return (
         pieces.drop("detail", "source")
@@ -324,9 +332,11 @@ def _explained(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
             .then(pl.lit("evaluation"))
             .when(account == _GC)
             .then(pl.lit("step time deviation"))
+            .when(account == _EACH)
+            .then(pl.lit("program startup"))
             .otherwise(account),
-            detail=pl.when(account == _GC)
-            .then(pl.lit(_GC))
+            detail=pl.when(account.is_in([_GC, _EACH]))
+            .then(account)
             .when(account == "step time deviation")
             .then("reason")
             .when(account == "callbacks")
@@ -384,7 +394,8 @@ def _gaps(run: HostRun, cells: _Cells, start: Ints, end: Ints, spans: pl.DataFra
 
 def _divided() -> pl.Expr:
     """Return which pieces of steps are divided by samples."""
-    return pl.col("account").is_in(COMPUTING) & ~pl.col("detail").eq_missing(_GC)
+    computes = pl.col("account").is_in(COMPUTING) & ~pl.col("detail").eq_missing(_GC)
+    return computes | pl.col("detail").eq_missing(_EACH)
 
 
 def _placed(samples: pl.DataFrame, pieces: pl.DataFrame) -> pl.DataFrame:
@@ -447,7 +458,8 @@ def _in_steps(
     shares = shares.filter(pl.col("n") >= _FEWEST_SAMPLES, pl.col("flagged") > 0).select("phase", "flagged")
     if shares.is_empty():
         return pieces
-    dur_ps, spare = pl.col("dur_ps"), pl.col("account").is_in(["step time deviation", IDLE])
+    dur_ps, more = pl.col("dur_ps"), pl.col("account").is_in(["step time deviation", IDLE])
+    spare = more | pl.col("detail").eq_missing(_EACH)
     parts = pieces.join(shares, on="phase", how="left", maintain_order="left")
     mine = _divided() & pl.col("flagged").is_not_null()
     flagged_ps = (pl.col("flagged") * dur_ps.filter(mine).sum()).over("phase")

@@ -137,7 +137,7 @@ def jax_keeps_arrays(run: Any, repaired: bool) -> None:
     """Keep an array of each step."""
     step, weights, x = jax_step(700)
     kept = []
-    for number in range(1000):
+    for number in range(1600):
         with run.step(number):
             weights, loss = step(weights, x)
             kept.append((float(loss), None if repaired else np.ones(200_000)))
