@@ -182,8 +182,8 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     starts_up = np.zeros(len(exclusive), np.bool_)
     is_startup = (spans["account"] == "program startup").to_numpy()
     starts_up[cells.step[(cells.step >= 0) & cells.of_span & np.isin(cells.span, np.flatnonzero(is_startup))]] = True
-    slowest = np.sort(left)[int(_SLOWEST * left.size) :][:1]
-    starts_up[:1] |= run.first_compiles | (_unexplained(run)[:1] & (left[:1] > slowest))
+    slowest, unexplained = np.sort(left)[int(_SLOWEST * left.size) :][:1], _unexplained(run)
+    starts_up[:1] |= run.first_compiles | (unexplained[:1] & (left[:1] > slowest))
     without, each = _without_startup(run, left, starts_up, kind, medians)
     startup = np.where(starts_up, left - without, 0).clip(0)
     excess = (excess - startup).clip(0)
@@ -194,7 +194,7 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
         # where the host runs ahead, what one step seems to take longer the steps around it make up for
         net = np.convolve(np.pad(left - medians - startup - profiler, _AROUND), np.ones(2 * _AROUND + 1), "valid")
         rest = np.minimum(rest, net.clip(0).astype(np.int64))
-    slower = np.where(_unexplained(run), np.minimum(rest, beside), 0)
+    slower = np.where(unexplained, np.minimum(rest, beside), 0)
     profiler, rest = profiler + slower, rest - slower
     usual = left - startup - profiler - rest
     once, again = np.where(each, 0, startup), np.where(each, startup, 0)
