@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -96,17 +97,20 @@ def serve(path, modules):
                 for file in files:
                     os.close(file)
                 links[link] = pid
-                link.sendall(struct.pack("!i", pid))
+                with suppress(OSError):  # it has ended already
+                    link.sendall(struct.pack("!i", pid))
                 selector.register(link, selectors.EVENT_READ)
                 selector.register(os.pidfd_open(pid), selectors.EVENT_READ, link)
             elif key.data is None:  # the program that stands for the child has ended before it
-                selector.unregister(key.fileobj)
-                os.kill(links[key.fileobj], signal.SIGKILL)
+                if key.fileobj in links:  # else the child ended at the same moment
+                    selector.unregister(key.fileobj)
+                    os.kill(links[key.fileobj], signal.SIGKILL)
             else:
                 link, status = key.data, os.waitpid(links.pop(key.data), 0)[1]
                 if link in selector.get_map():
                     selector.unregister(link)
-                    link.sendall(struct.pack("!i", os.waitstatus_to_exitcode(status)))
+                    with suppress(OSError):  # it has ended, too
+                        link.sendall(struct.pack("!i", os.waitstatus_to_exitcode(status)))
                 selector.unregister(key.fileobj)
                 os.close(key.fileobj)
                 link.close()
