@@ -639,12 +639,12 @@ def test_a_large_trace_is_reduced_when_the_run_has_lasted_long_enough_or_is_over
         return made
 
     trace = b' {"traceEvents": ['
-    assert capture(Schedule(), 0)._is_held(response(4, trace))
-    assert not capture(Schedule(), 3)._is_held(response(4, trace))
-    assert capture(Schedule(), 3)._is_held(response(40, trace))
-    assert not capture(Schedule(), 11)._is_held(response(40, trace))
-    assert not capture(Schedule(), 0)._is_held(response(4, b"\n{"))  # an XSpace
-    assert not capture(Schedule.continuous(), 0)._is_held(response(4, trace))
+    assert capture(Schedule(), 0)._must_wait(response(4, trace))
+    assert not capture(Schedule(), 3)._must_wait(response(4, trace))
+    assert capture(Schedule(), 3)._must_wait(response(40, trace))
+    assert not capture(Schedule(), 11)._must_wait(response(40, trace))
+    assert not capture(Schedule(), 0)._must_wait(response(4, b"\n{"))  # an XSpace
+    assert not capture(Schedule.continuous(), 0)._must_wait(response(4, trace))
     over = capture(Schedule(), 0)
     over._ended.set()
-    assert not over._is_held(response(4, trace))
+    assert not over._must_wait(response(4, trace))

@@ -683,7 +683,8 @@ ACCOUNTS = {
         ),
         Account(
             *("program startup", "#E69F00", "Tracing, compiling and first runs", "startup"),
-            "tracing, lowering and compilation; the first run of what was traced",
+            "tracing, lowering and compilation; the first run of what was traced; of a first step, what it takes "
+            "longer, if nearly all others are faster",
             "function, and the new shapes if it was traced again",
             category="PROGRAM_STARTUP",
         ),

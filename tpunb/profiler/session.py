@@ -364,9 +364,9 @@ class CaptureSession:
     def _record(self) -> None:
         self._facts_s = self._part_s = self._log_s = time.monotonic()
         response: WindowResponse | bytes | None
-        held = deque[WindowResponse]()
+        waiting = deque[WindowResponse]()
         profiling = writable = True
-        while profiling or held or not self._ended.is_set():  # steps are recorded even if the source has failed
+        while profiling or waiting or not self._ended.is_set():  # steps are recorded even if the source has failed
             try:
                 response = self._responses.get(timeout=LIMITS.poll_s)
                 profiling = profiling and response is not None
@@ -374,10 +374,10 @@ class CaptureSession:
                 response = None
                 self.recorder.stalls.on_wake()
             if isinstance(response, WindowResponse):
-                held.append(response)
+                waiting.append(response)
                 response = None
-            if held and response is None and not self._is_held(held[0]):
-                response = held.popleft()
+            if waiting and response is None and not self._must_wait(waiting[0]):
+                response = waiting.popleft()
             if writable and not self._abandoned.is_set():
                 try:
                     self._check_imports()
@@ -392,13 +392,13 @@ class CaptureSession:
             except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  must not end the training
                 self._fail(error)
 
-    def _is_held(self, response: WindowResponse) -> bool:
+    def _must_wait(self, response: WindowResponse) -> bool:
         """Return whether a window waits to be reduced: a large trace, which would hold up most of a short run."""
         if self._schedule.budget is None or self._ended.is_set():
             return False
         traces = [data for data in response.workers.values() if isinstance(data, bytes) and is_chrome_trace(data)]
-        held_s = min(LIMITS.held_s * sum(map(len, traces)) / 1e6, LIMITS.most_held_s)
-        return time.time_ns() < self._origin_ns + held_s * 1e9
+        wait_s = min(LIMITS.trace_wait_s * sum(map(len, traces)) / 1e6, LIMITS.longest_trace_wait_s)
+        return time.time_ns() < self._origin_ns + wait_s * 1e9
 
     def _write(self, response: WindowResponse | bytes | None) -> None:
         """Write a window if there is one, and regularly the steps and ``run.json``."""
