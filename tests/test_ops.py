@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tpunb import schema
 from tpunb.step_stats import boundaries, ops
 from tpunb.step_stats.aggregate import total
+from tpunb.step_stats.op_names import FUNCTION_CALL
 from tpunb.testing import toy_events
 
 CPU, TPU, GPU = "/host:CPU", "/device:TPU:0", "/device:GPU:0"
@@ -108,3 +109,14 @@ def test_totals_of_no_rows_are_none():
     found = ops.totals(rows, ["op"], ["dur"])
     assert [*found.schema.items()] == [("op", schema.NAME), ("count", pl.Int64), ("dur", pl.Int64)]
     assert found.is_empty()
+
+
+def test_a_framework_op_is_never_noise_unless_it_calls_a_whole_function():
+    rows = [
+        ("MemoryAllocation", "pool/MemoryAllocation:MemoryAllocation", False),
+        ("MemoryAllocation", None, True),
+        ("my_train_step", FUNCTION_CALL, True),
+        ("my_train_step", None, False),
+    ]
+    events = pl.DataFrame(rows, {"name": schema.NAME, "tf_op": schema.NAME, "noise": pl.Boolean}, orient="row")
+    assert events.select(ops._noise(events))["tf_op"].to_list() == events["noise"].to_list()

@@ -119,6 +119,21 @@ def test_steps_that_take_longer_and_longer_are_not_those_of_a_machine_that_is_bu
     assert ("grows with each step" in found.sentence) is slower
 
 
+def test_a_graph_that_is_kept_is_a_remedy_for_steps_of_gradients():
+    phases = slowing()
+    assert "a graph that is kept" not in verdict(phases).sentence
+    frame = phases.steps.frame.with_columns(rule=pl.lit("gradients"))
+    assert "a graph that is kept" in verdict(replace(phases, steps=replace(phases.steps, frame=frame))).sentence
+
+
+@pytest.mark.parametrize(("account", "named"), [("profiler", True), ("callbacks", False)])
+def test_what_the_profiler_took_is_no_reason_against_eager_steps(account, named):
+    phases = accounted((41, 100, account, "begin or end of a window"), wall_s=141)
+    steps = replace(phases.steps, devices=phases.steps.devices.clear(), ops=phases.steps.ops.clear())
+    found = verdict(with_facts(replace(phases, steps=steps), eager="Keras"))
+    assert found.sentence.startswith("The steps run operation by operation") is named
+
+
 def test_operations_that_compile_one_by_one_are_a_part_of_eager_steps():
     phases = accounted(*((41 + n, 1, "program startup", f"compiling jit(add) again for f32[{n}]") for n in range(50)))
     found = verdict(with_facts(phases, eager="JAX"))

@@ -205,13 +205,13 @@ _ARITHMETIC = re.compile(
 """Operators that open a scope for what they read or cast, and for their gradient."""
 
 
-def is_noise(name: str, tf_op: str | None = None) -> bool:
-    """Return whether a host event is framework bookkeeping rather than an operation.
+def is_noise(name: str) -> bool:
+    """Return whether a host event without a framework op is bookkeeping rather than an operation.
 
     >>> is_noise("ThreadpoolListener::Record"), is_noise("Iterator::Prefetch")
     (True, False)
     """
-    return tf_op == FUNCTION_CALL or (tf_op is None and NOISE.match(name) is not None)
+    return NOISE.match(name) is not None
 
 
 @lru_cache(1 << 14)  # hosts and windows have the same

@@ -133,6 +133,7 @@ def totals(rows: pl.DataFrame, by: Sequence[str], sums: Sequence[str]) -> pl.Dat
 
 
 def _noise(rows: pl.DataFrame) -> pl.Expr:
+    """Return which events of hosts are bookkeeping: of a function that shows its operations, or by their names."""
     unnamed = map_names(_where(rows, pl.col("tf_op").is_null()), op_names.is_noise, pl.Boolean())
     return (pl.col("tf_op") == op_names.FUNCTION_CALL).fill_null(value=False) | unnamed.fill_null(value=False)
 
