@@ -629,7 +629,7 @@ def test_a_warning_that_is_an_error_is_raised_once_the_run_is_over(tmp_path, tra
     assert json.loads((tmp_path / "run" / "run.json").read_text())["state"] == "finished"
 
 
-def test_a_large_trace_is_reduced_when_the_run_has_lasted_long_enough_or_is_over():
+def test_a_window_is_reduced_when_the_run_has_lasted_long_enough_or_is_over():
     def response(mb, head):
         return WindowResponse(0, "start", 0, 0, {"vm": head + bytes(mb * 10**6)})
 
@@ -638,12 +638,13 @@ def test_a_large_trace_is_reduced_when_the_run_has_lasted_long_enough_or_is_over
         made._origin_ns = time.time_ns() - int(age_s * 1e9)
         return made
 
-    trace = b' {"traceEvents": ['
-    assert capture(Schedule(), 0)._must_wait(response(4, trace))
-    assert not capture(Schedule(), 3)._must_wait(response(4, trace))
-    assert capture(Schedule(), 3)._must_wait(response(40, trace))
+    trace, xspace = b' {"traceEvents": [', b"\n{"
+    assert capture(Schedule(), 3)._must_wait(response(4, xspace))
+    assert not capture(Schedule(), 5)._must_wait(response(40, xspace))
+    assert capture(Schedule(), 5)._must_wait(response(4, trace))
+    assert not capture(Schedule(), 7)._must_wait(response(4, trace))
+    assert capture(Schedule(), 7)._must_wait(response(40, trace))
     assert not capture(Schedule(), 11)._must_wait(response(40, trace))
-    assert not capture(Schedule(), 0)._must_wait(response(4, b"\n{"))  # an XSpace
     assert not capture(Schedule.continuous(), 0)._must_wait(response(4, trace))
     over = capture(Schedule(), 0)
     over._ended.set()

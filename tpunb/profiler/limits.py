@@ -90,8 +90,9 @@ class Limits:
     yield_s: float = 30.0  # of the program's profiler for the window to end; chosen
     plan_s: float = 0.05  # between two looks at the plan; chosen
     programs_s: float = 1.0  # at least between two requests of programs; chosen
-    trace_wait_s: float = 0.5  # per MB of a Chrome trace, after the start: ten times what its reduction takes; measured
-    longest_trace_wait_s: float = 10.0  # after the start; chosen
+    reduce_wait_s: float = 4.0  # after the start, for a window: ten times what its reduction takes; measured
+    trace_wait_s: float = 0.5  # longer per MB of a Chrome trace: ten times what its reduction takes; measured
+    longest_wait_s: float = 10.0  # after the start; chosen
     poll_s: float = 0.2  # of a wait: an unlimited one in the main thread is not interruptible; chosen
     part_s: float = 10.0  # between two writes of steps without a window; chosen
     tail_s: float = 0.8  # between two writes of the latest steps alone: with the write itself, a second; chosen
@@ -112,6 +113,8 @@ class Limits:
     worker_rest_s: float = 60.0  # longest between two requests of a worker that fails; chosen
     jax_rest_windows: int = 8  # left to TensorFlow after one in which JAX computed nothing; chosen
     busy_retry_s: float = 0.5  # beyond a window's length, until an unknown session must have ended; chosen
+    largest_trace: int = 16_000_000  # bytes of a window of PyTorch: half a second of its thread; measured
+    fewest_steps: int = 5  # of it, which may make it larger; chosen
     boundary_s: float = 5.0  # after the end of a window of PyTorch, for the next boundary of steps; chosen
     import_look_s: float = 0.05  # between two checks whether a framework is in use; chosen
     metadata_s: float = 3.0  # for the metadata server of a Google Cloud machine; chosen
