@@ -184,6 +184,22 @@ def test_where_steps_have_boundaries_a_session_begins_and_ends_at_them_in_the_th
     assert decode(answers[0], "window")[0].height > 0
 
 
+def test_a_window_whose_trace_would_be_large_is_shorter_from_the_first_on(threads, monkeypatch):
+    monkeypatch.setattr(torch_source, "LIMITS", replace(LIMITS, largest_trace=1))
+    source = tp.sources.Torch()
+    source.start()
+    source.boundary()
+    source.boundary()
+    for sessions in (2, 3):  # the first of a step alone
+        with ThreadPoolExecutor(1) as pool:
+            window = pool.submit(source.window, LIMITS.longest_window_s)
+            while not window.done():
+                time.sleep(0.002)
+                source.boundary()
+        assert decode(window.result(), "window")[0].height > 0
+        assert len(threads.configurations) == sessions
+
+
 def test_an_interrupt_as_a_session_begins_frees_the_thread_that_waits_for_it():
     between = BetweenSteps()
     between.boundary()  # so somebody calls it

@@ -23,7 +23,7 @@ class Schedule:
     With a budget, the default, windows are requested where the steps are: three as soon as steps return in steady time,
     then one every ten seconds, earlier when another kind of step appears, or steps of another pace or input wait. Each
     is requested only once the budget has paid for it: the cost of windows is measured from the steps in them and around
-    them. A window covers 20 to 50 steps.
+    them. A window covers 20 to 50 steps; fewer if its trace is large.
 
     Parameters
     ----------

@@ -6,9 +6,11 @@ PyTorch has no profiler service, so the session runs in the thread of the captur
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
+import time
 import warnings
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -112,6 +114,7 @@ class Torch:
         self._tracing = False
         self._windows = 0
         self._shapes = False
+        self._longest_s = math.inf  # window, whose trace is not too large
         self.between = BetweenSteps()
 
     def __repr__(self) -> str:
@@ -160,7 +163,11 @@ class Torch:
                 raise NotInUse
         modules = Modules()
         try:
-            return self._window(seconds, modules)
+            if not self._windows and self.between.boundaries > 1:
+                self._trace(0.0, None)  # a step shows how large the trace of a window is
+            data = self._trace(min(seconds, self._longest_s), modules)
+            self._windows += 1
+            return data
         except Exception as error:
             if not self._windows:  # the program may profile
                 raise NotInUse from error
@@ -168,7 +175,7 @@ class Torch:
         finally:
             modules.stop()  # the program may have been interrupted
 
-    def _window(self, seconds: float, modules: Modules) -> bytes:
+    def _trace(self, seconds: float, modules: Modules | None) -> bytes:
         profiler = sys.modules["torch"].profiler
         kinds = profiler.ProfilerActivity
         activities = [kinds.CPU, *([kinds.CUDA] if self._has_cuda() else [])]
@@ -177,30 +184,36 @@ class Torch:
             warnings.simplefilter("ignore")
             session = profiler.profile(activities=activities, record_shapes=self._shapes, experimental_config=config)
 
-            def start() -> None:
+            def start() -> tuple[float, int]:
                 session.start()
                 # what torch.compile has made holds only without hooks: a first step would show whether it is used
-                if self._shapes and self.between.boundaries > 1 and not _compiles():
+                if modules and self._shapes and self.between.boundaries > 1 and not _compiles():
                     modules.start()
+                return time.monotonic(), self.between.boundaries
 
-            def stop() -> None:
-                modules.stop()
+            def stop() -> tuple[float, int]:
+                ended_s, boundaries = time.monotonic(), self.between.boundaries
+                if modules:
+                    modules.stop()
                 session.stop()
+                return ended_s, boundaries
 
             # that of all threads must not begin or end while one computes (the comment on ``addGlobalCallback`` in
             # record_function.h): it ends the process, once in ten trainings
-            self.between.call(start, self._stopped)
+            begun_s, before = self.between.call(start, self._stopped)
         self._tracing = True
         try:
             self._stopped.wait(seconds)
         finally:
             self._tracing = False
-            self.between.call(stop, self._stopped)
+            ended_s, after = self.between.call(stop, self._stopped)
         with TemporaryDirectory(prefix="tpunb-") as folder:
             path = Path(folder, "window.json")
             session.export_chrome_trace(str(path))
             data = path.read_bytes()
-        self._windows += 1
+        if after > before:
+            fewest_s = LIMITS.fewest_steps * (ended_s - begun_s) / (after - before)
+            self._longest_s = max(LIMITS.largest_trace * (ended_s - begun_s) / max(len(data), 1), fewest_s)
         return data
 
     @staticmethod
