@@ -9,7 +9,8 @@ last line is one JSON object:
     Share of the programs with a waste whose first sentence or action names it: the account, and words for the cause.
 ``amount``
     Share of the programs with a waste in one account in which that account is within a tenth of run time of it: of what
-    the program measures, or, compared with the repaired program, of the difference in run time.
+    the program measures, without what tracing adds (its blocks within a window take the median of the others), or,
+    compared with the repaired program, of the difference in run time.
 ``remedy``
     Share of the programs with a promised saving in which the repaired program saves at least half of it; null if none.
 ``false_alarms``
@@ -62,6 +63,11 @@ def measure(name: str, repaired: bool) -> dict[str, Any]:
         with tp.capture(Path(folder, "run"), keep="none") as run:
             each.train(run, repaired)
         phases = tp.phases(tp.load(Path(folder, "run")))
+        origin_s = json.loads(Path(folder, "run", "run.json").read_text())["origin_ns"] / 1e9
+    windows = phases.steps.wall.spans.filter(account="profiler", detail="window")
+    ends_s = windows.select(
+        origin_s + pl.col("start_ps") / 1e12, until_s=origin_s + (pl.col("start_ps") + pl.col("dur_ps")) / 1e12
+    )
     answer, goodput = verdict(phases), tp.goodput(phases)
     unnamed = goodput.frame.filter(pl.col("account") == "step time deviation", pl.col("detail").is_null())
     return {
@@ -70,7 +76,7 @@ def measure(name: str, repaired: bool) -> dict[str, Any]:
         "promised_s": (answer.saves_ps or 0) / 1e12 if answer else 0.0,
         "wall_s": (goodput.wall_ps - goodput.time_ps("profiler")) / 1e12,
         "account_s": sum(goodput.time_ps(account) for account in each.accounts) / 1e12,
-        "wasted_s": wasted_s[0],
+        "wasted_s": wasted_s(ends_s.iter_rows()),
         "deviation": float(unnamed["time_ps"].sum()) / goodput.wall_ps,
     }
 

@@ -267,6 +267,15 @@ def test_samples_in_steps_show_how_long_code_of_the_program_ran_in_them():
     assert accounts(run._replace(samples=coded[:18])) == {"productive": 800}  # nine of each phase
 
 
+def test_looks_that_wait_for_code_to_give_up_the_interpreter_lock_do_not_make_it_shorter():
+    steps = [(number, "train", 20 * number, 20, None, None, 0) for number in range(100)]
+    due = [number * 37 % 100 / 5 for number in range(100)]  # anywhere in a step, of which the first 8 ms are code
+    looks = [each + 2 * (each < 8) for each in due]  # at its end for six of ten samples of code, else of what follows
+    coded = samples(*((int(20 * number + look), False, look < 8) for number, look in enumerate(looks)))
+    assert coded["code"].mean() == 0.3
+    assert accounts(host(steps, end_ms=2000)._replace(samples=coded))["program code"] == pytest.approx(800, abs=60)
+
+
 def test_code_in_slow_steps_of_an_evaluation_is_divided_too():
     steps = [(number, "eval", 100 * number, 100 if number % 5 == 0 else 10, None, None, 0) for number in range(30)]
     coded = samples(*((500 * number + 20 + 10 * place, False, True) for number in range(6) for place in range(5)))

@@ -37,6 +37,7 @@ BUSY = 0.25  # share of the processors that other programs use on a busy machine
 IDLE = "device idle"
 COMPUTING = ("step time deviation", IDLE, "productive")  # what samples in steps divide
 _FEWEST_SAMPLES = 10  # of which a share is right within about 0.3
+_PLACES, _FEWEST_OF_PLACE = 10, 5  # within steps, by which samples are weighed, and samples of each
 _AROUND = 4  # steps before and after one
 _SLOWEST = 0.95  # share of the steps than which a first one is slower that makes what later ones need
 FEWEST_TRACED = 3  # steps of a phase whose work on devices is that of its others
@@ -399,9 +400,35 @@ def _divided() -> pl.Expr:
 
 
 def _placed(samples: pl.DataFrame, pieces: pl.DataFrame) -> pl.DataFrame:
-    """Return samples with the phase of the piece that each is in, and whether that is in a step or between steps."""
-    order = pieces.select("start_ps", "phase", between=pl.col("account") == "program code", inside=_divided())
-    return samples.sort("start_ps").join_asof(order.sort("start_ps"), on="start_ps", check_sortedness=False)
+    """Return samples with the phase of the piece that each is in, and whether that is in a step or between steps.
+
+    ``stands_ps`` is the time in steps of its phase that a sample stands for.
+    """
+    inside, dur_ps = _divided(), pl.col("dur_ps")
+    since_ps = pl.when(inside).then(dur_ps).otherwise(0).cum_sum().over("unit") - dur_ps
+    between = pl.col("account") == "program code"
+    order = pieces.select("start_ps", "phase", since_ps=since_ps, at_ps="start_ps", between=between, inside=inside)
+    placed = samples.sort("start_ps").join_asof(order.sort("start_ps"), on="start_ps", check_sortedness=False)
+    placed = placed.with_columns(pl.col("since_ps") + pl.col("start_ps") - pl.col("at_ps"))
+    steps = pieces.filter(inside).group_by("phase", "unit").agg(dur_ps.sum())
+    lengths = {phase: group["dur_ps"].to_numpy() for (phase,), group in steps.group_by("phase")}
+    stands_ps = np.zeros(placed.height)
+    for (phase,), group in placed.with_row_index().filter("inside").group_by("phase"):
+        stands_ps[group["index"]] = _time_of_samples(group["since_ps"].to_numpy(), lengths[phase])
+    return placed.with_columns(stands_ps=pl.Series(stands_ps))
+
+
+def _time_of_samples(since_ps: Ints, lengths: Ints) -> NDArray[np.float64]:
+    """Return the time that each sample in steps of these lengths stands for.
+
+    Those of each tenth, by the time since their step began, share the time there: samples may beat with the steps, and
+    none is right after the program takes the interpreter lock.
+    """
+    places = min(_PLACES, len(since_ps) // _FEWEST_OF_PLACE)
+    edges = np.unique(np.quantile(since_ps, np.arange(1, places) / places)) if places else np.zeros(0)
+    before = np.minimum.outer([0, *edges, lengths.max()], lengths).sum(axis=1)
+    place = np.searchsorted(edges, since_ps, side="right")
+    return np.asarray(np.diff(before)[place] / np.bincount(place)[place])
 
 
 def _between_steps(
@@ -452,9 +479,8 @@ def _in_steps(
 
     A step is longer for it: that is in its deviation and, in `traced` phases, in the time in which devices idle.
     """
-    shares = (
-        samples.filter("inside").group_by("phase").agg(n=pl.len(), flagged=pl.col(flag).fill_null(value=False).mean())
-    )
+    flagged = (pl.col(flag).fill_null(value=False) * pl.col("stands_ps")).sum() / pl.col("stands_ps").sum()
+    shares = samples.filter("inside").group_by("phase").agg(n=pl.len(), flagged=flagged)
     shares = shares.filter(pl.col("n") >= _FEWEST_SAMPLES, pl.col("flagged") > 0).select("phase", "flagged")
     if shares.is_empty():
         return pieces

@@ -7,22 +7,33 @@ of public guides, tutorials and questions about slow trainings.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from statistics import median
 from typing import Any, NamedTuple
 
-wasted_s = [0.0]
+blocks_s: list[tuple[float, float]] = []  # begin since 1970, and length, of what programs measure
 
 
 @contextmanager
 def waste() -> Iterator[None]:
     """Measure the block."""
-    begin_s = time.perf_counter()
+    time_s, begin_s = time.time(), time.perf_counter()
     try:
         yield
     finally:
-        wasted_s[0] += time.perf_counter() - begin_s
+        blocks_s.append((time_s, time.perf_counter() - begin_s))
+
+
+def wasted_s(windows_s: Iterable[tuple[float, float]]) -> float:
+    """Return the time of all blocks; those within windows, begin and end, take no longer than the median of others."""
+    spans = [*windows_s]
+    traced = [any(begin_s < high and begin_s + dur_s > low for low, high in spans) for begin_s, dur_s in blocks_s]
+    others = [dur_s for (_, dur_s), each in zip(blocks_s, traced, strict=True) if not each]
+    most_s = median(others) if others else math.inf
+    return sum(min(dur_s, most_s) if each else dur_s for (_, dur_s), each in zip(blocks_s, traced, strict=True))
 
 
 class Program(NamedTuple):
