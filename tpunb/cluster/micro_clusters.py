@@ -15,7 +15,7 @@ from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, Ints
 
-_ROWS = 8192  # rows per chunk
+_ROWS = 2048  # rows per chunk
 _STEP = 0x9E3779B97F4A7C15
 _MIX = [(np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB))]
 
@@ -83,18 +83,17 @@ def _nearest_seed(points: Floats) -> Ints:
 
     Seeds are drawn in rounds, by the squared distance to the nearest so far: rare rows far from others are seeds too.
     """
-    rows, random = points.astype(np.float32), np.random.default_rng(0)
-    n, square = len(rows), np.einsum("ij,ij->i", points, points)
+    n, square, random = len(points), np.einsum("ij,ij->i", points, points), np.random.default_rng(0)
+    rows = np.column_stack([points, np.ones(n)]).astype(np.float32)
     away, nearest = np.full(n, np.inf), np.zeros(n, dtype=np.int64)
     seeds = random.choice(n, LIMITS.seeds // LIMITS.seed_rounds, replace=False)
     gaps = np.empty((min(n, _ROWS), len(seeds)), np.float32)  # once: new memory takes longer than the products
     for begin in range(0, LIMITS.seeds, len(seeds)):
-        centres = rows[seeds]
-        half = np.einsum("ij,ij->i", centres, centres) / 2
+        centres = -rows[seeds]
+        centres[:, -1] = np.einsum("ij,ij->i", centres[:, :-1], centres[:, :-1]) / 2  # for half of the distance
         for start in range(0, n, _ROWS):
             part = slice(start, start + _ROWS)
             gap = np.matmul(rows[part], centres.T, out=gaps[: n - start])
-            np.subtract(half, gap, out=gap)
             best = gap.argmin(axis=1)
             distance = (2 * gap[np.arange(len(best)), best] + square[part]).clip(0)
             closer = distance < away[part]
