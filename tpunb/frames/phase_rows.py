@@ -46,9 +46,9 @@ def _rows(steps: Steps, labels: bytes) -> pl.DataFrame:
     productive = np.zeros((len(ids), 1), dtype=np.int64)
     exclusive = np.where(deviates(columns.exclusive, usual), usual, columns.exclusive)
     row_sums(phase, exclusive[:, None], productive)  # in integers
-    first, last = np.full((2, len(ids)), -1)
-    first[phase[columns.by_start[::-1]]] = columns.by_start[::-1]  # the last one written stays
-    last[phase[columns.by_start]] = columns.by_start
+    order, size = _in_phases(columns, phase, len(ids))
+    after = np.cumsum(size)
+    first, last = (np.append(order, -1)[np.where(size > 0, at, -1)] for at in (after - size, after - 1))
     begins, ends = (steps.frame["start_ps", "step"][rows.clip(0)] for rows in (first, last))
     count = np.bincount(phase, minlength=len(ids))
     frame = pl.DataFrame(
@@ -66,7 +66,7 @@ def _rows(steps: Steps, labels: bytes) -> pl.DataFrame:
             **{name: _where(sum_of[f"{name} steps"] > 0, sum_of[name]) for name in _SUMS},
             "input": _ratio(sum_of["input_ps"], sum_of["input base_ps"]),
             "step_time_cv": _step_time_cv(columns, phase, len(ids)),
-            "drift": _drift(columns, phase, ids, count),
+            "drift": _drift(columns, phase, order, size, (count >= _DRIFTING) & (ids >= 0)),
             "idle": _ratio(sum_of["idle_ps"], sum_of["idle base_ps"]),
             "mxu_util": _ratio(np.bincount(phase, columns.mxu, minlength=len(ids)), sum_of["mxu base_ps"]),
         }
@@ -164,20 +164,23 @@ def _step_time_cv(columns: _Columns, phase: Ints, phases: int) -> pl.Series:
     return _where(size > 0, np.sqrt(variance) / mean.clip(1))
 
 
-def _drift(columns: _Columns, phase: Ints, ids: Ints, count: Ints) -> pl.Series:
+def _in_phases(columns: _Columns, phase: Ints, phases: int) -> tuple[Ints, Ints]:
+    """Return the rows that have a start by phase, and by start in each, and the number of each phase's."""
+    small = phase.astype(np.min_scalar_type(phases))[columns.by_start]  # sorted by radix: five times as fast
+    return columns.by_start[np.argsort(small, kind="stable")], np.bincount(small, minlength=phases)
+
+
+def _drift(columns: _Columns, phase: Ints, order: Ints, size: Ints, of: NDArray[np.bool_]) -> pl.Series:
     """Return the median exclusive time of the last tenth of each phase's steps by that of the first, less 1."""
-    small = phase.astype(np.min_scalar_type(len(ids)))  # sorted by radix: five times as fast
-    order = columns.by_start[np.argsort(small[columns.by_start], kind="stable")]
-    size = np.bincount(phase[order], minlength=len(ids))
-    place = np.arange(len(order)) - (np.cumsum(size) - size)[phase[order]]
-    tenth = -(-size // 10)[phase[order]]
+    place = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
+    tenth = -(-size // 10)
     end = np.full(len(phase), -1)
-    end[order[place < tenth]] = 0
-    end[order[place >= size[phase[order]] - tenth]] = 1
+    end[order[place < np.repeat(tenth, size)]] = 0
+    end[order[place >= np.repeat(size - tenth, size)]] = 1
     rows = columns.by_exclusive[end[columns.by_exclusive] >= 0]
     middle = group_medians(columns.exclusive, np.where(end < 0, 0, 2 * phase + end), rows)
-    first, last = np.append(middle, np.zeros(2 * len(ids) - len(middle), np.int64)).reshape(-1, 2).T
-    return _where((count >= _DRIFTING) & (ids >= 0) & (first > 0), last / np.maximum(first, 1) - 1)
+    first, last = np.append(middle, np.zeros(2 * len(size) - len(middle), np.int64)).reshape(-1, 2).T
+    return _where(of & (first > 0), last / np.maximum(first, 1) - 1)
 
 
 def _kinds(columns: _Columns, phase: Ints, phases: int) -> pl.Series:
