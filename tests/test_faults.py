@@ -31,15 +31,14 @@ SAVING = (
         (fit_state, name)
         for name in (
             "not_restored",
-            "needs_ends",
-            "_reader",
             "CallbackState",
             "hidden_state",
             "to_numpy",
             "variables_of_step",
         )
     ),
-    *((fit_data, name) for name in ("graph_or_none", "not_restored", "try_save", "too_large", "buffered_bytes")),
+    *((fit_data, name) for name in ("graph_or_none", "not_restored", "needs_ends", "try_save", "too_large")),
+    (fit_data, "buffered_bytes"),
     *((fit_state.Fit, name) for name in ("_other_training", "ended")),
     *((positions.Positions, name) for name in ("begin", "write", "moved")),
     *(

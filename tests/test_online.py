@@ -21,7 +21,7 @@ from tpunb.checkpoint.resume import resume
 from tpunb.cluster import phases
 from tpunb.profiler.capture import Schedule
 from tpunb.testing import toy_steps
-from tpunb.tfdata import rewrite
+from tpunb.tfdata import position, rewrite
 from tpunb.training import keras_hooks
 from tpunb.tuning import live, online
 from tpunb.tuning.model_based import model_based
@@ -55,7 +55,7 @@ class Idle:
 def the_same_seeds(monkeypatch):
     """Shuffles without a seed get the same in every run; TensorFlow's global seed is unset, as in a new process."""
     monkeypatch.setattr(
-        rewrite, "draw_seeds", lambda graph: [77 + i for i in range(len(rewrite.unseeded_shuffles(graph)))]
+        position, "present_seeds", lambda graph: [77 + i for i in range(len(rewrite.unseeded_shuffles(graph)))]
     )
     tf.random.set_seed(None)
 
