@@ -200,6 +200,25 @@ def test_a_window_whose_trace_would_be_large_is_shorter_from_the_first_on(thread
         assert len(threads.configurations) == sessions
 
 
+def test_a_source_that_is_stopped_in_its_first_step_returns_that(threads):
+    source = tp.sources.Torch()
+    source.start()
+    source.boundary()
+    source.boundary()
+    with ThreadPoolExecutor(1) as pool:
+        window = pool.submit(source.window, LIMITS.longest_window_s)
+        while not threads.sessions:
+            time.sleep(0.002)
+            source.boundary()
+        time.sleep(0.01)  # a few operators
+        source.stop()
+        while not window.done():
+            time.sleep(0.002)
+            source.boundary()
+    assert decode(window.result(), "window")[0].height > 0
+    assert len(threads.configurations) == 1
+
+
 def test_an_interrupt_as_a_session_begins_frees_the_thread_that_waits_for_it():
     between = BetweenSteps()
     between.boundary()  # so somebody calls it

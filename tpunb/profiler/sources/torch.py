@@ -163,9 +163,10 @@ class Torch:
                 raise NotInUse
         modules = Modules()
         try:
-            if not self._windows and self.between.boundaries > 1:
-                self._trace(0.0, None)  # a step shows how large the trace of a window is
-            data = self._trace(min(seconds, self._longest_s), modules)
+            probes = not self._windows and self.between.boundaries > 1
+            data = self._trace(0.0, None) if probes else b""  # a step shows how large the trace of a window is
+            if not (probes and self._stopped.is_set()):
+                data = self._trace(min(seconds, self._longest_s), modules)
             self._windows += 1
             return data
         except Exception as error:
