@@ -1079,8 +1079,7 @@ def check(frame: pl.DataFrame, schema: Schema, name: str) -> pl.DataFrame:
         hint = f"its columns are listed in {declared.home}.{name.upper()}" if declared else None
         raise BadProfile(f"the {name} frame lacks {missing}; it has {frame.columns}", hint=hint)
     try:
-        return frame.with_columns(pl.lit(None).alias(column) for column in absent).select(
-            pl.col(column).cast(dtype) for column, dtype in schema.items()
-        )
+        columns = {name: pl.lit(None) if name in absent else pl.col(name) for name in schema}
+        return frame.select(columns[name].cast(dtype).alias(name) for name, dtype in schema.items())
     except pl.exceptions.PolarsError as error:
         raise BadProfile(f"the {name} frame has a column of the wrong type: {format_error(error)}") from error

@@ -35,16 +35,22 @@ def _inlined(part: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 @_inlined
+def _word(data: Bytes, at: Int, size: Int) -> np.uint64:
+    """Return the next bytes, eight or `size` of them, as one number: a branch per byte would often be mispredicted."""
+    word = np.uint64(0)
+    for k in range(8):
+        word |= np.uint64(data[np.uint64(at + k)]) << np.uint64(8 * k)
+    return word << np.uint64(64 - 8 * min(size, np.int64(8)))
+
+
+@_inlined
 def _varint(data: Bytes, at: Int) -> tuple[Int, Int]:
     """Return a varint and the position after it, -1 if it has more than the ten bytes allowed."""
     result = np.int64(data[np.uint64(at)])
     if result < 128:  # most are short
         return result, at + 1
     result &= 127
-    # the next eight bytes in one word: a branch per byte would often be mispredicted
-    word = np.uint64(0)
-    for k in range(8):
-        word |= np.uint64(data[np.uint64(at + 1 + k)]) << np.uint64(8 * k)
+    word = _word(data, at + 1, np.int64(8))
     ends = ~word & np.uint64(0x8080808080808080)
     if ends == 0:  # ten bytes: what a negative number takes
         for k in range(8):
@@ -253,10 +259,11 @@ def intern(data: Bytes, refs: Ints, table: Rows, firsts: Rows, out: Rows) -> int
     count, mask = np.int64(0), np.uint64(table.size - 1)
     for row in range(refs.size):
         at, length = refs[row] >> 32, refs[row] & 0xFFFFFFFF
-        digest = np.uint64(14695981039346656037)  # FNV-1a
-        for k in range(at, at + length):
-            digest = (digest ^ np.uint64(data[k])) * np.uint64(1099511628211)
-        slot = np.int64((digest ^ (digest >> np.uint64(32))) & mask)
+        digest = np.uint64(length)
+        for k in range(0, length, 8):
+            digest = (digest ^ _word(data, at + k, length - k)) * np.uint64(0x9E3779B97F4A7C15)
+            digest ^= digest >> np.uint64(32)
+        slot = np.int64(digest & mask)
         while True:
             number = np.int64(table[slot])
             if number < 0:
@@ -269,8 +276,8 @@ def intern(data: Bytes, refs: Ints, table: Rows, firsts: Rows, out: Rows) -> int
             same = (other & 0xFFFFFFFF) == length
             place = np.int64(0)
             while same and place < length:
-                same = data[(other >> 32) + place] == data[at + place]
-                place += 1
+                same = _word(data, (other >> 32) + place, length - place) == _word(data, at + place, length - place)
+                place += 8
             if same:
                 break
             slot = np.int64((slot + 1) & mask)

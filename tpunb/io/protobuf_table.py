@@ -59,7 +59,7 @@ class Messages:
     def joined(cls, files: Sequence[Bytes], *, source: str) -> Messages:
         """Return several files as a table of one row each, in one buffer; raises as `of`."""
         stop = np.cumsum([len(data) for data in files])
-        whole = cls.of(np.concatenate(files), source=source)
+        whole = cls.of(np.concatenate([*files, np.zeros(PADDING, np.uint8)])[:-PADDING], source=source)
         start = np.append(0, stop[:-1])
         return replace(
             whole, start=start.astype(np.int32), stop=stop.astype(np.int32), parent=whole.parent.repeat(stop.size)

@@ -19,10 +19,10 @@ def cut(events: pl.DataFrame, together: Callable[[Ints], npt.NDArray[np.bool_]])
 
     `together` returns which of some rows run together with others: branches of a graph, which stay.
     """
-    on_stream = pl.col("line").cat.starts_with("Stream #") & pl.col("plane").cat.starts_with("/device:")
-    rows = np.flatnonzero(events.select(on_stream & (pl.col("dur_ps") > 0)).to_series().to_numpy())
-    if not rows.size:
+    on_stream = events["line"].cat.starts_with("Stream #")
+    if not on_stream.any():
         return events, []
+    rows = np.flatnonzero(on_stream & events["plane"].cat.starts_with("/device:") & (events["dur_ps"] > 0))
     lane, start = events["lane"].to_numpy(), events["start_ps"].to_numpy()
     dur = events["dur_ps"].to_numpy().copy()
     rows = rows[np.lexsort((dur[rows], start[rows], lane[rows]))]

@@ -104,8 +104,11 @@ def read_in_order(files: Sequence[Bytes]) -> pl.DataFrame:
     space = _XSpace(files, "files", [*map(str, range(len(files)))])
     events, line = space.events()[0], space.rows.parent
     first = np.searchsorted(space.file[space.planes_of_lines], space.file[space.lines.parent])  # line of the file
-    lane = (space.number[space.lanes] - first)[line].astype(np.uint32)
-    return events.with_columns(lane=lane)[np.argsort(space.number[line], kind="stable")]
+    events = events.with_columns(lane=(space.number[space.lanes] - first).astype(np.uint32).take(line))
+    order = np.argsort(space.number.take(line), kind="stable")
+    edges = np.flatnonzero(np.diff(order, prepend=-2, append=-1) != 1)  # of runs of rows that stay together
+    runs = (events.slice(order[first], last - first) for first, last in pairwise(edges.tolist()))
+    return pl.concat([events[:0], *runs], rechunk=True)
 
 
 def extent(data: bytes | Bytes, *, source: str) -> tuple[Extent, XSpaceFacts]:
@@ -220,7 +223,7 @@ class _XSpace:
     @cached_property
     def active(self) -> Mask:
         """Which planes have an event."""
-        return np.bincount(self.lines.parent[self.rows.parent], minlength=len(self.names)) > 0
+        return np.bincount(self.lines.parent.take(self.rows.parent), minlength=len(self.names)) > 0
 
     @cached_property
     def first(self) -> Rows:
@@ -258,7 +261,7 @@ class _XSpace:
 
     def _timed(self, rows: Messages, names: Sequence[str]) -> tuple[Rows, Ints, Ints, Stats]:
         """Return the metadata, start, duration and stats of events."""
-        planes = self.lines.parent[rows.parent]
+        planes = self.lines.parent.take(rows.parent)
         (identity, offset, dur), stats = self.stat_names.read(rows, planes, _TIMES, _EVENT_STATS, names)
         start, dur = _times(rows, self.line_ns, offset, dur)
         return self.metadata.rows(planes, identity), start, dur, stats
@@ -288,15 +291,13 @@ class _XSpace:
         sides = [*self._sides(begin)]
         pieces, sizes = [self._read(*side) for side in sides], [len(rows) for rows, _ in sides]
         line = self.rows.parent[begin : begin + _CHUNK]
-        plane, named = self._plane_words[self.lines.parent[line]], self._line_words[line]
+        plane = self.lines.parent.take(line)  # faster than [line], unless that is Int64
+        numbers = {"plane": self._plane_words.take(plane), "line": self._line_words.take(line)}
         words = self.words.series()
-        columns = {
-            "lane": pl.Series(self.lanes[line]),
-            "plane": words[plane.view(np.uint32)],
-            "line": words[named.view(np.uint32)],
-        }
+        columns = {name: words[number.view(np.uint32)] for name, number in numbers.items()}
+        columns["lane"] = pl.Series(self.lanes.take(line))
         host = pl.Series(self.host_names, dtype=schema.NAME)
-        file = self.file[self.lines.parent[line]].view(np.uint32)
+        file = self.file.take(plane).view(np.uint32)
         columns["host"] = host[file] if len(host) > 1 else host.new_from_index(0, line.size)
         for name, dtype in schema.EVENTS.items():
             if name not in columns:
@@ -307,8 +308,8 @@ class _XSpace:
     def _read(self, rows: Messages, on_device: bool) -> dict[str, Numbers | Rows | None]:
         """Return columns of events of one side."""
         entry, start, dur, stats = self._timed(rows, _ON_DEVICE if on_device else _ON_HOST)
-        shared = {name: None if column is None else column[entry] for name, column in self._shared.items()}
-        ordinals = self._ordinals[stats.planes] if on_device else None
+        shared = {name: None if column is None else column.take(entry) for name, column in self._shared.items()}
+        ordinals = self._ordinals.take(stats.planes) if on_device else None
         return {
             "start_ps": _all_of(start),
             "dur_ps": _all_of(dur),
@@ -324,7 +325,7 @@ class _XSpace:
     def extent(self) -> Extent:
         """Return what the events span; all that `events` reads is scanned, so that damage is found."""
         if len(self.rows):
-            _ = self._costs, self.programs
+            _ = self._costs, self.where(_PROGRAMS.__eq__).any() and self.programs
         begins, ends, numbers = list[int](), list[int](), set[int]()
         for begin in range(0, len(self.rows), _CHUNK):
             for rows, on_device in self._sides(begin):
@@ -332,12 +333,12 @@ class _XSpace:
                 begins, ends = [*begins, int(start.min())], [*ends, int((start + dur).max())]
                 if (steps := stats.integer("step_num")) is not None:
                     numbers |= set(steps.values[steps.valid].tolist())
-        lanes = int(self.lanes[self.rows.parent].max()) + 1 if begins else 0
+        lanes = int(self.lanes.take(self.rows.parent).max()) + 1 if begins else 0
         return Extent(len(self.rows), lanes, min(begins, default=0), max(ends, default=0), frozenset(numbers))
 
     def _sides(self, begin: int) -> Iterator[tuple[Messages, bool]]:
         """Yield ``_CHUNK`` events in parts of devices and of hosts, since their stats differ."""
-        on_device = self.on_device[self.lines.parent[self.rows.parent[begin : begin + _CHUNK]]]
+        on_device = self.on_device.take(self.lines.parent).take(self.rows.parent[begin : begin + _CHUNK])
         cuts = [0, *(np.flatnonzero(on_device[1:] != on_device[:-1]) + 1).tolist(), on_device.size]
         for first, last in pairwise(cuts):
             yield self.rows[begin + first : begin + last], bool(on_device[first])

@@ -37,8 +37,9 @@ class Numbers:
     values: npt.NDArray[Any]
     valid: Mask
 
-    def __getitem__(self, rows: Rows) -> Numbers:
-        return Numbers(self.values[rows], self.valid[rows])
+    def take(self, rows: Rows) -> Numbers:
+        """Return some rows."""
+        return Numbers(self.values.take(rows), self.valid.take(rows))
 
 
 class Words:

@@ -133,9 +133,8 @@ def find(events: pl.DataFrame) -> tuple[pl.DataFrame, str]:
 
 
 def _by_annotations(events: pl.DataFrame) -> pl.DataFrame:
-    annotations = events.select("host", "plane", "name", "start_ps", _END_PS, step="step_num")
-    annotations = annotations.filter(pl.col("step").is_not_null(), ~on_device())
-    annotations = annotations.select(_HOST, "start_ps", "end_ps", "step", kind=_NAME)
+    annotations = events.select("host", "plane", "name", "start_ps", "dur_ps", step="step_num").drop_nulls("step")
+    annotations = annotations.filter(~on_device()).select(_HOST, "start_ps", _END_PS, "step", kind=_NAME)
     # annotations of one number that overlap are one step, annotated by several threads; others are separate steps
     key = ["host", "kind", "step"]
     annotations = annotations.sort("start_ps", "end_ps").with_columns(

@@ -29,10 +29,8 @@ _NUMBERS = {kind: number for number, kind in enumerate([*_TIMES, "input", "compi
 def with_kinds(ops: pl.DataFrame) -> pl.DataFrame:
     """Add `kind`, the number of the kind of each operation, 0 for others; and `container`."""
     kinds = map_names(ops["category"], lambda category: _NUMBERS.get(op_names.kind(category) or ""), pl.UInt8())
-    of_names = (map_names(ops[name], _CONTAINERS.__contains__, pl.Boolean()) for name in ("category", "op"))
-    return ops.with_columns(kinds.alias("kind"), container=pl.any_horizontal(*of_names)).with_columns(
-        pl.col("kind").fill_null(0), pl.col("container").fill_null(value=False)
-    )
+    container = pl.any_horizontal(pl.col("category", "op").is_in(_CONTAINERS)).fill_null(value=False)
+    return ops.with_columns(kind=kinds.fill_null(0), container=container)
 
 
 def of_devices(
@@ -122,7 +120,8 @@ def input_stages(ops: pl.DataFrame) -> pl.DataFrame:
     As in XProf, the self time of an iterator is its time without nested iterators and framework ops.
     """
     stage = map_names(ops.select(pl.coalesce("tf_op", "op"))["tf_op"], op_names.input_stage)
-    rows = ops.with_columns(stage=stage).filter(pl.any_horizontal(pl.col("stage", "tf_op").is_not_null()))
+    rows = ops.select("host", "lane", "start_ps", "dur_ps", "tf_op", stage=stage)
+    rows = rows.filter(pl.any_horizontal(pl.col("stage", "tf_op").is_not_null()))
     if rows["stage"].null_count() == len(rows):
         return pl.DataFrame(schema=schema.INPUT_STAGES)
     from tpunb.step_stats.self_time import self_times  # compiled

@@ -109,7 +109,7 @@ def in_steps(events: pl.DataFrame, intervals: pl.DataFrame) -> pl.DataFrame | No
 
 def _of_steps(launches: pl.DataFrame, events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return the launches in steps, with their (step, kind, traced, from_ps, until_ps)."""
-    annotated = events.filter(pl.col("step_num").is_not_null())["lane"].unique()
+    annotated = events["lane"].filter(events["step_num"].is_not_null()).unique()
     sent = _trace_back(launches.filter(pl.col("sent_ps").is_not_null()), events, annotated)
     begun = steps.select("host", "step", "kind", "traced", pl.col("start_ps").alias("from_ps"), until_ps="end_ps")
     return (

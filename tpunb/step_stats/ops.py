@@ -52,7 +52,7 @@ def find(events: pl.DataFrame) -> pl.DataFrame:
         *("host", "lane", "tf_op", "hlo_op", "program", "start_ps", "dur_ps", "correlation_id"),
         *work,
         pl.when("thunk").then(pl.lit(launches.CPU, schema.NAME)).otherwise("plane").alias("plane"),
-        pl.when("device").then(pl.lit("device")).otherwise(pl.lit("host")).cast(schema.SIDE).alias("side"),
+        pl.when("device").then(pl.lit("device", schema.SIDE)).otherwise(pl.lit("host", schema.SIDE)).alias("side"),
         op=_op(rows),
         kernel="name",
         category=pl.when("device").then(category).otherwise(pl.coalesce(on_host, "category")),
@@ -121,14 +121,11 @@ def totals(rows: pl.DataFrame, by: Sequence[str], sums: Sequence[str]) -> pl.Dat
     groups, first = numbered(keys)
     added = {"count": pl.Series(np.bincount(groups, minlength=len(first)))}
     for column in rows.select(sums):
-        values = column.fill_null(0).to_numpy()
+        of = groups.compress(column.is_not_null().to_numpy()) if column.null_count() else groups
+        values = column.drop_nulls().to_numpy()
         total = np.zeros(len(first), values.dtype)
-        np.add.at(total, groups, values)
-        added[column.name] = pl.Series(total)
-        if column.null_count():
-            empty = np.ones(len(first), bool)
-            empty[groups[column.is_not_null().to_numpy()]] = False
-            added[column.name] = pl.Series(total).set(pl.Series(empty), None)
+        np.add.at(total, of, values)
+        added[column.name] = pl.Series(total).set(pl.Series(np.bincount(of, minlength=len(first)) == 0), None)
     return rows.select(by)[first].with_columns(**added)
 
 
