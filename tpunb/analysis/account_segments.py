@@ -410,11 +410,11 @@ def _placed(samples: pl.DataFrame, pieces: pl.DataFrame) -> pl.DataFrame:
     order = pieces.select("start_ps", "phase", since_ps=since_ps, at_ps="start_ps", between=between, inside=inside)
     placed = samples.sort("start_ps").join_asof(order.sort("start_ps"), on="start_ps", check_sortedness=False)
     placed = placed.with_columns(pl.col("since_ps") + pl.col("start_ps") - pl.col("at_ps"))
-    steps = pieces.filter(inside).group_by("phase", "unit").agg(dur_ps.sum())
-    lengths = {phase: group["dur_ps"].to_numpy() for (phase,), group in steps.group_by("phase")}
+    steps = pieces.filter(inside).group_by("phase", "unit").agg(dur_ps.sum()).partition_by("phase", as_dict=True)
     stands_ps = np.zeros(placed.height)
-    for (phase,), group in placed.with_row_index().filter("inside").group_by("phase"):
-        stands_ps[group["index"]] = _time_of_samples(group["since_ps"].to_numpy(), lengths[phase])
+    for phase, group in placed.with_row_index().filter("inside").group_by("phase"):
+        lengths = steps[phase]["dur_ps"].to_numpy()
+        stands_ps[group["index"]] = _time_of_samples(group["since_ps"].to_numpy(), lengths)
     return placed.with_columns(stands_ps=pl.Series(stands_ps))
 
 
