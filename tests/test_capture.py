@@ -629,7 +629,7 @@ def test_a_warning_that_is_an_error_is_raised_once_the_run_is_over(tmp_path, tra
     assert json.loads((tmp_path / "run" / "run.json").read_text())["state"] == "finished"
 
 
-def test_a_window_is_reduced_when_the_run_has_lasted_long_enough_or_is_over():
+def test_a_chrome_trace_is_reduced_when_the_run_has_lasted_long_enough_or_is_over():
     def response(mb, head):
         return WindowResponse(0, "start", 0, 0, {"vm": head + bytes(mb * 10**6)})
 
@@ -639,8 +639,8 @@ def test_a_window_is_reduced_when_the_run_has_lasted_long_enough_or_is_over():
         return made
 
     trace, xspace = b' {"traceEvents": [', b"\n{"
-    assert capture(Schedule(), 3)._must_wait(response(4, xspace))
-    assert not capture(Schedule(), 5)._must_wait(response(40, xspace))
+    assert not capture(Schedule(), 0)._must_wait(response(40, xspace))
+    assert capture(Schedule(), 3)._must_wait(response(0, trace))
     assert capture(Schedule(), 5)._must_wait(response(4, trace))
     assert not capture(Schedule(), 7)._must_wait(response(4, trace))
     assert capture(Schedule(), 7)._must_wait(response(40, trace))

@@ -90,8 +90,8 @@ class Limits:
     yield_s: float = 30.0  # of the program's profiler for the window to end; chosen
     plan_s: float = 0.05  # between two looks at the plan; chosen
     programs_s: float = 1.0  # at least between two requests of programs; chosen
-    reduce_wait_s: float = 4.0  # after the start, for a window: ten times what its reduction takes; measured
-    trace_wait_s: float = 0.5  # longer per MB of a Chrome trace: ten times what its reduction takes; measured
+    trace_wait_s: float = 4.0  # after the start, for a Chrome trace: ten times what its reduction takes; measured
+    size_wait_s: float = 0.5  # longer per MB of it, likewise
     longest_wait_s: float = 10.0  # after the start; chosen
     poll_s: float = 0.2  # of a wait: an unlimited one in the main thread is not interruptible; chosen
     part_s: float = 10.0  # between two writes of steps without a window; chosen

@@ -393,11 +393,11 @@ class CaptureSession:
                 self._fail(error)
 
     def _must_wait(self, response: WindowResponse) -> bool:
-        """Return whether a window waits to be reduced, which would hold up a short run."""
-        if self._schedule.budget is None or self._ended.is_set():
-            return False
+        """Return whether a window waits to be reduced: a Chrome trace, which would hold up a short run."""
         traces = [data for data in response.workers.values() if isinstance(data, bytes) and is_chrome_trace(data)]
-        wait_s = LIMITS.reduce_wait_s + LIMITS.trace_wait_s * sum(map(len, traces)) / 1e6
+        if self._schedule.budget is None or self._ended.is_set() or not traces:
+            return False
+        wait_s = LIMITS.trace_wait_s + LIMITS.size_wait_s * sum(map(len, traces)) / 1e6
         return time.time_ns() < self._origin_ns + min(wait_s, LIMITS.longest_wait_s) * 1e9
 
     def _write(self, response: WindowResponse | bytes | None) -> None:
