@@ -480,7 +480,7 @@ def _in_steps(
     A step is longer for it: that is in its deviation and, in `traced` phases, in the time in which devices idle.
     """
     flagged = (pl.col(flag).fill_null(value=False) * pl.col("stands_ps")).sum() / pl.col("stands_ps").sum()
-    shares = samples.filter("inside").group_by("phase").agg(n=pl.len(), flagged=flagged)
+    shares = samples.filter("inside").group_by("phase").agg(n=pl.len(), flagged=flagged.fill_nan(0.0))
     shares = shares.filter(pl.col("n") >= _FEWEST_SAMPLES, pl.col("flagged") > 0).select("phase", "flagged")
     if shares.is_empty():
         return pieces
