@@ -36,7 +36,7 @@ class Schedule:
     budget
         Profiling overhead allowed over the whole run: 0.02 is 2 %. It also covers checkpoints that are saved during
         the capture. "auto" allows 10 % of a run of 5 to 20 seconds, 5 % up to a minute and 2 % of a longer one. None
-        follows `window` and `every` exactly.
+        follows `window` and `every` exactly, but a window of PyTorch ends when its trace is large (docs/capture.md).
 
     Raises
     ------
