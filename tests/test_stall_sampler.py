@@ -203,6 +203,22 @@ def test_a_late_sample_stands_for_those_that_it_replaces(monkeypatch):
     assert 48 <= len(looks.sampler.take_samples("vm", 0)) <= 50  # 20 looks in a second
 
 
+def test_looks_are_rarer_after_ten_seconds_and_stand_for_two_samples_then(monkeypatch):
+    looks = Looks(monkeypatch, Training(typical_ms=100_000))
+    looks.progress(0)
+    at_ms, rests_ms = 1, []
+    while at_ms < 20_000:
+        looks.now_ns = at_ms * MS
+        rests_ms.append(looks.sampler._look(0, jumped=False) // MS)
+        at_ms += rests_ms[-1]
+    assert set(rests_ms[:499]) == {20}
+    assert set(rests_ms[500:]) == {40}
+    taken = looks.sampler.take_samples("vm", 0)
+    late = taken["start_ps"] > 10_001 * MS * 1000
+    assert len(taken.filter(~late)) == pytest.approx(500, abs=2)
+    assert len(taken.filter(late)) == pytest.approx(500, abs=2)  # of half as many looks
+
+
 def test_while_it_runs_threads_give_up_the_lock_soon_unless_the_program_has_set_that(monkeypatch):
     def interval(while_it_runs):
         sampler = StallSampler(lambda: stall_sampler.Progress(None, None, None, None, 0))

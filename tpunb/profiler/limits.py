@@ -77,6 +77,8 @@ class Limits:
     stall_sample_ns: int = 20_000_000  # between two samples; chosen
     switch_s: float = 0.0001  # after which a thread gives up the interpreter lock, while stacks are sampled; chosen
     stall_idle_ns: int = 20_000_000  # between two looks at a training that progresses; chosen
+    frequent_samples: int = 500  # until looks are rarer: a short run needs them, and looks cost 1 % of a long one
+    rare_samples: int = 2  # that each look stands for from then on; chosen
     stall_steps: int = 5  # typical step times that a stall exceeds; chosen
     stall_shortest_ns: int = 100_000_000  # that a stall exceeds too; chosen
     stall_late_ns: int = 100_000_000  # from when a sample has waited for the interpreter lock; chosen

@@ -1,9 +1,9 @@
 """Sample the stack of the training thread, most of all while a step, or the gap between steps, lasts too long.
 
-The sampler's own thread checks the progress of the training 50 times a second. Code in C that holds the interpreter
-lock delays the sampler too; the first sample after it still finds the line that called the code, and is marked as
-locked. Of the threads of a capture that wait for the lock meanwhile, the first to get it takes this sample: the
-training continues as soon as that one releases it.
+The sampler's own thread checks the progress of the training 50 times a second, and 25 times after ten seconds. Code in
+C that holds the interpreter lock delays the sampler too; the first sample after it still finds the line that called the
+code, and is marked as locked. Of the threads of a capture that wait for the lock meanwhile, the first to get it takes
+this sample: the training continues as soon as that one releases it.
 """
 
 from __future__ import annotations
@@ -132,6 +132,10 @@ class Stall(NamedTuple):
     places: tuple[Place, ...]  # most samples first
 
 
+_Described = tuple[str | None, bool, bool, bool]
+"""Place, whether a generator runs, code of the program does, and an evaluation."""
+
+
 class _Seen(NamedTuple):
     """A late sample of another thread."""
 
@@ -186,7 +190,8 @@ class StallSampler:
         # in stalls or not: time, place, whether a generator runs, code of the program does, and an evaluation
         self._samples: deque[tuple[int, str | None, bool, bool, bool]] = deque(maxlen=LIMITS.most_samples)
         self.loops: set[CodeType] = set()  # functions that a loop is in, whose generators do not prepare its batches
-        self._sampled_ns = 0
+        self._sampled_ns, self._sampled, self._stands_for = 0, 0, 1
+        self._looks: dict[tuple[object, ...], tuple[list[CodeType], _Described]] = {}  # by place, codes, instructions
         self._interval_s = 0.0
         self._late_ns, self._is_late = 0, False  # since the last sample that stands for others; the last look
         self.failure: Exception | None = None  # that ended the sampling
@@ -205,7 +210,7 @@ class StallSampler:
         if self._process == os.getpid() and self._running.locked():  # a forked process has no sampler
             self._running.release()
             self.restore_interval()
-            self._thread.join(10.0)  # it wakes 50 times a second
+            self._thread.join(10.0)  # it wakes 25 times a second at least
 
     def restore_interval(self) -> None:
         """Let threads keep the interpreter lock as long as before, unless the program has set that since."""
@@ -260,40 +265,61 @@ class StallSampler:
             self._add(seen.progress, seen.text, seen.late_ns)
         if self._open is not None and since_ns != self._open.start_ns:
             self._finish(now_ns if since_ns is None else since_ns)
-        if progress.computes and now_ns - self._sampled_ns >= LIMITS.stall_idle_ns:
+        if progress.computes and now_ns - self._sampled_ns >= self._idle_ns:
             self._sampled_ns, frame = now_ns, stacks().get(progress.thread or 0)
             evaluates = self._evaluates(frame)
             place = _innermost(_outwards(frame))[0] if evaluates else None  # else the host does what it likes
-            self._samples.append((now_ns, place, False, False, evaluates))
+            self._keep((now_ns, place, False, False, evaluates))
         if since_ns is None or progress.thread is None or since_ns == self._skipped_ns:
-            return LIMITS.stall_idle_ns
+            return self._idle_ns
         elapsed_ns, limit_ns = now_ns - since_ns, _limit_ns(progress)
         if elapsed_ns <= limit_ns:
-            if now_ns - self._sampled_ns >= LIMITS.stall_idle_ns:
+            if now_ns - self._sampled_ns >= self._idle_ns:
                 self._sampled_ns, stack = now_ns, stacks()
                 if progress.thread in stack:
                     self._sample(now_ns, stack[progress.thread], _place(stack, progress.thread, progress.account))
-            return min(max(limit_ns - elapsed_ns, LIMITS.stall_sample_ns), LIMITS.stall_idle_ns)
+            return min(max(limit_ns - elapsed_ns, LIMITS.stall_sample_ns), self._idle_ns)
         stack = stacks()
         if progress.thread in stack:
             place = _place(stack, progress.thread, progress.account)
             self._add(progress, place, min(late_ns, elapsed_ns))
-            if now_ns - self._sampled_ns >= LIMITS.stall_idle_ns:
+            if now_ns - self._sampled_ns >= self._idle_ns:
                 self._sampled_ns = now_ns
                 self._sample(now_ns, stack[progress.thread], place)
         return LIMITS.stall_sample_ns
 
     def _sample(self, now_ns: int, frame: FrameType, place: str | None) -> None:
         frames = [*_outwards(frame)]
+        # most looks find the training in a call that one has seen, and its caches cold: read no code twice
+        key = place, len(self.loops), *[number for each in frames for number in (id(each.f_code), each.f_lasti)]
+        if (seen := self._looks.get(key)) is None:
+            if len(self._looks) >= _SPOTS:
+                self._looks.clear()
+            codes = [each.f_code for each in frames]  # kept, so that no other code has an address of theirs
+            seen = self._looks[key] = codes, self._described(frame, place)
+        sample = now_ns, *seen[1]
+        self._keep(sample)
+        while self._is_late and self._late_ns >= LIMITS.stall_idle_ns:  # those that it replaces
+            self._late_ns -= LIMITS.stall_idle_ns
+            self._samples.append(sample)
+
+    @property
+    def _idle_ns(self) -> int:
+        return LIMITS.stall_idle_ns * self._stands_for
+
+    def _keep(self, sample: tuple[int, str | None, bool, bool, bool]) -> None:
+        """Keep a look as the samples that it stands for: later ones, which are rarer, as more."""
+        self._samples.extend([sample] * self._stands_for)
+        self._sampled += 1
+        self._stands_for = 1 if self._sampled < LIMITS.frequent_samples else LIMITS.rare_samples
+
+    def _described(self, frame: FrameType, place: str | None) -> _Described:
+        frames = [*_outwards(frame)]
         loads, evaluates = any(_prepares(each, self.loops) for each in frames), self._evaluates(frame)
         within = takewhile(lambda each: not _is_user_code(each.f_code.co_filename), frames)
         if place and " ← import " not in place and any(each.f_code.co_filename.startswith(_IMPORTS) for each in within):
             place = f"{place} (imports)"  # a library, within a call
-        sample = now_ns, place, loads, not evaluates and _is_code(frame, place), evaluates
-        self._samples.append(sample)
-        while self._is_late and self._late_ns >= LIMITS.stall_idle_ns:  # those that it replaces
-            self._late_ns -= LIMITS.stall_idle_ns
-            self._samples.append(sample)
+        return place, loads, not evaluates and _is_code(frame, place), evaluates
 
     def _evaluates(self, frame: FrameType | None) -> bool:
         """Return whether a function of the program evaluates, within what the loop is in, or a library that has one."""
@@ -425,19 +451,24 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _innermost(frames: Iterator[FrameType]) -> tuple[str | None, str | None]:
     """Return the text of the innermost frame of user code, and the next inner function; leave the outer frames."""
-    inner = None
+    within: list[CodeType] = []
     for frame in frames:
         code = frame.f_code
         if _is_user_code(code.co_filename) or (_GENERATED in code.co_filename and _origin(code, frame.f_lineno or 0)):
+            inner = _inner(within)
             key = id(code), frame.f_lasti, inner
             if (kept := _texts.get(key)) is None:
                 if len(_texts) >= _SPOTS:
                     _texts.clear()
                 kept = _texts[key] = code, _text(code, key[1], inner)
             return kept[1], inner
-        if "__tracebackhide__" not in code.co_varnames:  # a patch around the function that was called
-            inner = code.co_name
-    return None, inner
+        within.append(code)
+    return None, _inner(within)
+
+
+def _inner(codes: list[CodeType]) -> str | None:
+    """Return the outermost function, but for patches around the function that was called."""
+    return next((code.co_name for code in reversed(codes) if "__tracebackhide__" not in code.co_varnames), None)
 
 
 def _origin(code: CodeType, line: int) -> Any:
