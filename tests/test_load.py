@@ -272,6 +272,23 @@ def test_damaged_files_of_a_folder_are_named_and_the_others_read(tmp_path):
     assert repr(profile).endswith("3 files skipped)")
 
 
+def test_many_small_files_are_read_together_and_a_damaged_one_among_them_is_named(tmp_path):
+    for number in range(35):
+        put(tmp_path / f"{number:02}.xplane.pb", window(f"host{number}"))
+    whole = tp.load(tmp_path)
+    steps = tp.steps(whole).frame
+    put(tmp_path / "13.xplane.pb", window()[:-9])
+    with pytest.warns(UserWarning, match=r"1 file skipped: 13\.xplane\.pb: no whole protobuf"):
+        profile = tp.load(tmp_path)
+    others = pl.col("host") != "host13"
+    columns = ["host", "start_ps", "dur_ps", "bytes", "events", "steps"]
+    assert_frame_equal(profile.windows.select(columns), whole.windows.filter(others).select(columns))
+    assert_frame_equal(tp.steps(profile).frame, steps.filter(others))
+    for row, (begin, dur) in enumerate(profile.windows.select("start_ps", "dur_ps").rows()):
+        alone = tp.load(tmp_path / f"{row + (row >= 13):02}.xplane.pb").windows
+        assert (begin, dur) == tuple(alone.select("start_ps", "dur_ps").row(0))
+
+
 def test_instructions_of_a_file_that_became_damaged_are_left_out(tmp_path):
     for host in ("a", "b"):
         put(tmp_path / f"{host}.xplane.pb", window(host))

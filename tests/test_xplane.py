@@ -225,6 +225,11 @@ def test_captures_read_in_one_pass_are_those_read_one_by_one(real_profiles):
         assert (fact.hosts, fact.start_ns, fact.stop_ns) == (known.hosts, known.start_ns, known.stop_ns)
         assert fact.hardware.drop("host").equals(known.hardware.drop("host"))
         assert set(fact.hardware["host"]) <= {file.name}
+    for data, (extent, fact) in zip(contents, xplane.extents(contents), strict=True):
+        expected, known = xplane.extent(data, source="one")
+        assert extent == expected
+        assert (fact.hosts, fact.start_ns, fact.stop_ns) == (known.hosts, known.start_ns, known.stop_ns)
+        assert fact.hardware.equals(known.hardware)
 
 
 def test_times_of_files_read_in_one_pass_are_those_of_one_clock():
@@ -234,8 +239,10 @@ def test_times_of_files_read_in_one_pass_are_those_of_one_clock():
     assert origin_ns == 5_000
     assert [fact.start_ns for fact in facts] == [5_300, 5_000]
     assert dict(events.select(pl.col("host").cast(pl.String), "start_ps").rows()) == {"b": 1_300_000, "a": 1_000_000}
-    with pytest.raises(BadProfile, match="files: no"):
-        xplane.read_many([contents[0], contents[1][:-3]], ["b", "a"])
+    assert [extent.begin_ps for extent, _ in xplane.extents(contents)] == [1_000_000, 1_000_000]
+    for read in (lambda files: xplane.read_many(files, ["b", "a"]), xplane.extents):
+        with pytest.raises(BadProfile, match="files: no"):
+            read([contents[0], contents[1][:-3]])
     with pytest.raises(BadProfile, match="files: no plane in one of several files"):
         xplane.read_many([contents[0], contents[1][:0]], ["b", "a"])
 

@@ -13,9 +13,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -30,10 +30,14 @@ from tpunb.io.storage import Location
 from tpunb.step_stats import launches
 from tpunb.text import plural
 
+if TYPE_CHECKING:
+    from tpunb.io.xplane import XSpaceFacts
+
 SLOW_S = 1.0
 """Seconds to read and decode a local file above which the result is cached."""
 
 _T = TypeVar("_T")
+_U = TypeVar("_U")
 _LOST = BadProfile, ProfileNotFound  # of some files, which others are read without
 _OF_PROGRAMS = {
     "instructions": ["host", "program", "hlo_op"],
@@ -44,8 +48,9 @@ _FETCHES = 8  # parallel downloads
 _BAR_AFTER_S = 2.0
 _MOST_DAYS = 50  # apart; Int64 picoseconds end after 106
 _MOST_EVENTS = 1 << 16  # of several files, that are kept
-_BATCH = 160_000  # events
+_BATCH = 250_000  # events
 _SMALL = 4 << 20  # bytes of a file that is decoded together with others
+_TOGETHER = 10  # small files that are decoded in one pass: of more the tables leave the caches
 _MOST_CHUNKS = 16  # of a column; every operation costs some time for each
 _JSON = re.compile(rb"""(?:\xef\xbb\xbf)?\s*(?:\{\s*(?:"[^\x00-\x1f]{2}|\})|\[\s*[{\]])""")
 
@@ -56,7 +61,7 @@ def read(files: Sequence[Location], name: str, source: Path | str, *, forms: boo
     With `forms`, another form of a damaged capture beside it is read. Raises the first error if all are damaged.
     """
     budget = _Budget()
-    answers = _parallel(files, partial(_or_error, partial(_summary, budget)))
+    answers = _summaries(files, budget)
     several = len({file.session for file in files}) > 1
     parts, skipped = list[_Part](), list[tuple[str, str]]()
     for file, answer in zip(files, answers, strict=True):
@@ -127,7 +132,7 @@ def _other_form(file: Location, files: Sequence[Location], budget: _Budget) -> _
     listed = {str(other) for other in files}
     for name in names:
         if name in beside and str(beside[name]) not in listed:
-            (part,) = _parallel([beside[name]], partial(_or_error, partial(_summary, budget)))
+            (part,) = _summaries([beside[name]], budget)
             if isinstance(part, _Part):
                 return part
     return None
@@ -202,6 +207,38 @@ class _Budget:
             return granted
 
 
+def _summaries(files: Sequence[Location], budget: _Budget) -> list[_Part | BadProfile | ProfileNotFound]:
+    """Return each file, or why it cannot be read; many small ones are read together, without keeping their events."""
+    small = [number for number, file in enumerate(files) if _is_small(file, file.size)]
+    chosen, summary = small if len(small) > _MOST_CHUNKS else [], partial(_or_error, partial(_summary, budget))
+    groups = [*_groups(chosen), *([number] for number in range(len(files)) if number not in {*chosen})]
+
+    def of(group: Sequence[int], bar: Bar) -> Sequence[_Part | BadProfile | ProfileNotFound]:
+        if len(group) > 1:
+            with suppress(BadProfile, ProfileNotFound):  # to be named where each is read
+                return _together([files[number] for number in group], bar)
+        return [summary(files[number], bar) for number in group]
+
+    answers = _parallel(groups, of, files)
+    found = dict(zip(chain(*groups), chain(*answers), strict=True))
+    return [found[number] for number in range(len(files))]
+
+
+def _groups(small: Sequence[int]) -> list[list[int]]:
+    return [[*small[begin : begin + _TOGETHER]] for begin in range(0, len(small), _TOGETHER)]
+
+
+def _is_small(file: Location, size: int | None) -> bool:
+    return not file.url and host_files.is_xplane(file.name) and (size or 0) < _SMALL
+
+
+def _together(files: Sequence[Location], bar: Bar) -> list[_Part]:
+    from tpunb.io import xplane
+
+    contents = [storage.read(file, bar) for file in files]
+    return [_part_of(*each) for each in zip(files, contents, xplane.extents(contents), strict=True)]
+
+
 def _summary(budget: _Budget, file: Location, bar: Bar) -> _Part:
     """Return a file with its events while the budget allows."""
     if budget.take(0) or file.url or not host_files.is_xplane(file.name):
@@ -210,7 +247,11 @@ def _summary(budget: _Budget, file: Location, bar: Bar) -> _Part:
     from tpunb.io import xplane
 
     data = storage.read(file, bar)
-    extent, facts = xplane.extent(data, source=str(file))
+    return _part_of(file, data, xplane.extent(data, source=str(file)))
+
+
+def _part_of(file: Location, data: storage.Bytes, found: tuple[Extent, XSpaceFacts]) -> _Part:
+    extent, facts = found
     host = facts.hosts[0] if facts.hosts else ""
     return _Part(file, host, facts.hardware, data.size, facts.start_ns, facts.stop_ns, extent)
 
@@ -252,7 +293,7 @@ def windows(
 
     A window starts at its recorded time, else in `begins_ps`. Damaged ones are added to `skipped`; raises if all are.
     """
-    answers = dict(zip(files, _parallel([*files.values()], partial(_or_error, _part)), strict=True))
+    answers = dict(zip(files, _parallel([*files.values()], partial(_or_error, _part), [*files.values()]), strict=True))
     damaged = {files[key]: answer for key, answer in answers.items() if isinstance(answer, _LOST)}
     if len(damaged) == len(files):
         raise next(iter(damaged.values()))
@@ -309,7 +350,8 @@ def _events(parts: Sequence[_Part], by_ps: Sequence[int], chosen: Sequence[int])
     edges = np.cumsum([0, *(parts[number].extent.events for number in together)]).tolist()
     frames |= {number: small[begin:end] for number, (begin, end) in zip(together, pairwise(edges), strict=True)}
     missing = [number for number in chosen if number not in frames]
-    decoded = _parallel([parts[number].file for number in missing], _part) if missing else []
+    unread = [parts[number].file for number in missing]
+    decoded = _parallel(unread, _part, unread) if unread else []
     frames |= {number: part.events for number, part in zip(missing, decoded, strict=True)}
     several = len(chosen) > _MOST_CHUNKS
     events = small if together == [*chosen] else pl.concat([frames[number] for number in chosen], rechunk=several)
@@ -336,23 +378,26 @@ def _small(parts: Mapping[int, _Part]) -> tuple[list[int], pl.DataFrame]:
     """Return the small files, and their events, decoded in one pass: each alone costs as much as many events."""
     from tpunb.io import xplane
 
-    chosen = [n for n, p in parts.items() if p.size < _SMALL and not p.file.url and host_files.is_xplane(p.file.name)]
+    chosen = [number for number, part in parts.items() if _is_small(part.file, part.size)]
     none = list[int](), pl.DataFrame()
     if len(chosen) < 2:
         return none
     try:
-        events = xplane.read_in_order([storage.read(parts[number].file) for number in chosen])
+        events = pl.concat(
+            [xplane.read_in_order([storage.read(parts[number].file) for number in group]) for group in _groups(chosen)],
+            rechunk=True,
+        )
     except (BadProfile, ProfileNotFound):  # changed since it was loaded: to be named where each is read
         return none
     return (chosen, events) if len(events) == sum(parts[number].extent.events for number in chosen) else none
 
 
-def _parallel(files: Sequence[Location], read: Callable[[Location, Bar], _T]) -> list[_T]:
-    """Return the result of `read` for each file, in parallel."""
+def _parallel(items: Sequence[_U], read: Callable[[_U, Bar], _T], files: Sequence[Location]) -> list[_T]:
+    """Return the result of `read` for each file, or group of files, in parallel."""
     workers = _FETCHES if any(file.url for file in files) else os.cpu_count() or 1
-    with closing(Bar(files)) as bar, ThreadPoolExecutor(min(len(files), workers)) as pool:
+    with closing(Bar(files)) as bar, ThreadPoolExecutor(min(len(items), workers)) as pool:
         try:
-            answers = [pool.submit(read, file, bar) for file in files]  # an interrupt may come here, too
+            answers = [pool.submit(read, item, bar) for item in items]  # an interrupt may come here, too
             storage.awaited(answers)
             for answer in answers:
                 if answer.done():  # the first failure ends the load

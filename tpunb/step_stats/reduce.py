@@ -81,6 +81,7 @@ def _reduced(profile: Profile, batches: Iterable[pl.DataFrame], rule: Callable[[
             continue
         intervals.append(rows)
         parts.append(reduce(events, rows, profile.hardware, _counters(profile, events)))
+        del events  # before the next are decoded
     if not parts:
         raise _no_steps(profile)
     bounds = pl.concat(intervals)
