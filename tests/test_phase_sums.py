@@ -87,3 +87,36 @@ def test_sums_of_values_are_those_of_the_dense_matrix(seed, n, d, phases):
         rooted[first : first + len(some)] = some
     by_root = np.sqrt(dense) * weight[:, None]
     assert rooted == pytest.approx(np.array([by_root[phase == k].sum(axis=0) for k in range(phases)]))
+
+
+STEP = {"phase": pl.Int64, "value": pl.Int64, "chosen": pl.Boolean, "usual": pl.Boolean}
+STEPS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 999), st.booleans(), st.booleans()), max_size=80)
+
+
+@given(STEPS)
+def test_the_rows_of_phases_their_ends_and_variances_are_those_of_polars(given_steps):
+    rows = pl.DataFrame(given_steps, schema=STEP, orient="row").with_row_index("row")
+    phase, value = (rows[name].to_numpy().astype(np.int64) for name in ("phase", "value"))
+    order = rows.filter("chosen").sort("value", maintain_order=True)["row"].to_numpy().astype(np.int64)
+    out = np.empty_like(order)
+    size = phase_sums.in_phases(phase, order, out)
+    expected = pl.DataFrame({"phase": phase[order], "row": order}).sort("phase", maintain_order=True)
+    assert out.tolist() == expected["row"].to_list()
+    assert size.tolist() == np.bincount(phase[order], minlength=phase.max(initial=-1) + 1).tolist()
+
+    end = np.full(len(rows), -1)
+    phase_sums.ends(out, size, end)
+    for at, group in expected.partition_by("phase", as_dict=True).items():
+        tenth = -(-len(group) // 10)
+        assert (end[group["row"][-tenth:]] == 2 * at[0] + 1).all()
+        assert (end[group["row"][:-tenth][:tenth]] == 2 * at[0]).all()
+    assert ((end >= 0) <= rows["chosen"].to_numpy()).all()
+
+    moments = np.zeros((4, 2))
+    numbers = phase_sums.variances(
+        phase, value, rows["chosen"].to_numpy().copy(), rows["usual"].to_numpy().copy(), moments
+    )
+    for at, group in rows.filter("chosen").partition_by("phase", as_dict=True).items():
+        among = group.filter("usual") if group["usual"].any() else group
+        assert numbers[at[0]] == len(among)
+        assert moments[at[0]].tolist() == pytest.approx([among["value"].mean(), among["value"].var(ddof=0)])

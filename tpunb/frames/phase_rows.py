@@ -31,7 +31,7 @@ def rows(steps: Steps, labels: pl.Series) -> pl.DataFrame:
 
 @memoised_last  # a slider often moves without changing a label
 def _rows(steps: Steps, labels: bytes) -> pl.DataFrame:
-    from tpunb.frames.phase_sums import middle_values, row_sums
+    from tpunb.frames.phase_sums import in_phases, middle_values, row_sums
 
     columns = _columns(steps)
     ids, phase = factorize(np.frombuffer(labels, dtype=np.int64))
@@ -46,7 +46,8 @@ def _rows(steps: Steps, labels: bytes) -> pl.DataFrame:
     productive = np.zeros((len(ids), 1), dtype=np.int64)
     exclusive = np.where(deviates(columns.exclusive, usual), usual, columns.exclusive)
     row_sums(phase, exclusive[:, None], productive)  # in integers
-    order, size = _in_phases(columns, phase, len(ids))
+    order = np.empty_like(columns.by_start)
+    size = in_phases(phase, columns.by_start, order)  # of steps that have a start
     after = np.cumsum(size)
     first, last = (np.append(order, -1)[np.where(size > 0, at, -1)] for at in (after - size, after - 1))
     begins, ends = (steps.frame["start_ps", "step"][rows.clip(0)] for rows in (first, last))
@@ -155,30 +156,21 @@ def _ratio(part: NDArray[np.number], base: Ints) -> pl.Series:
 
 def _step_time_cv(columns: _Columns, phase: Ints, phases: int) -> pl.Series:
     """Return the coefficient of variation of step time, without partial steps (too long) where there are others."""
-    whole = columns.timed & ~columns.partial
-    among = whole | (columns.timed & (np.bincount(phase[whole], minlength=phases) == 0)[phase])
-    at, time = phase[among], columns.time[among].astype(np.float64)
-    size = np.bincount(at, minlength=phases)
-    mean = np.bincount(at, time, minlength=phases) / np.maximum(size, 1)
-    variance = np.bincount(at, (time - mean[at]) ** 2, minlength=phases) / np.maximum(size, 1)
-    return _where(size > 0, np.sqrt(variance) / mean.clip(1))
+    from tpunb.frames.phase_sums import variances
 
-
-def _in_phases(columns: _Columns, phase: Ints, phases: int) -> tuple[Ints, Ints]:
-    """Return the rows that have a start by phase, and by start in each, and the number of each phase's."""
-    small = phase.astype(np.min_scalar_type(phases))[columns.by_start]  # sorted by radix: five times as fast
-    return columns.by_start[np.argsort(small, kind="stable")], np.bincount(small, minlength=phases)
+    moments = np.zeros((phases, 2))
+    size = variances(phase, columns.time, columns.timed, ~columns.partial, moments)
+    return _where(size > 0, np.sqrt(moments[:, 1]) / moments[:, 0].clip(1))
 
 
 def _drift(columns: _Columns, phase: Ints, order: Ints, size: Ints, of: NDArray[np.bool_]) -> pl.Series:
     """Return the median exclusive time of the last tenth of each phase's steps by that of the first, less 1."""
-    place = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
-    tenth = -(-size // 10)
+    from tpunb.frames.phase_sums import ends
+
     end = np.full(len(phase), -1)
-    end[order[place < np.repeat(tenth, size)]] = 0
-    end[order[place >= np.repeat(size - tenth, size)]] = 1
+    ends(order, size, end)
     rows = columns.by_exclusive[end[columns.by_exclusive] >= 0]
-    middle = group_medians(columns.exclusive, np.where(end < 0, 0, 2 * phase + end), rows)
+    middle = group_medians(columns.exclusive, end.clip(0), rows)
     first, last = np.append(middle, np.zeros(2 * len(size) - len(middle), np.int64)).reshape(-1, 2).T
     return _where(of & (first > 0), last / np.maximum(first, 1) - 1)
 

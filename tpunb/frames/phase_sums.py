@@ -206,3 +206,50 @@ def middle_values(phase: Ints, ascending: Ints, values: Ints, size: Ints, out: I
         if count[at] == size[at] // 2:
             out[at, 1] = values[row]
         count[at] += 1
+
+
+@compiled
+def in_phases(phase: Ints, rows: Ints, out: Ints) -> Ints:
+    """Write the rows to `out` by phase, in their order in each; return the number of each phase's, (phases,)."""
+    size = np.zeros(phase.max() + 1 if phase.size else 0, np.int64)
+    for row in rows:
+        size[phase[row]] += 1
+    after = np.cumsum(size) - size
+    for row in rows:
+        out[after[phase[row]]] = row
+        after[phase[row]] += 1
+    return size
+
+
+@compiled
+def ends(order: Ints, size: Ints, out: Ints) -> None:
+    """Write 2 · phase to `out`, (steps,), for the first tenth of the rows of each in `order`, one more for the last."""
+    begin = 0
+    for phase in range(size.size):
+        tenth = -(-size[phase] // 10)
+        for at in range(begin, begin + tenth):
+            out[order[at]] = 2 * phase
+        begin += size[phase]
+        for at in range(begin - tenth, begin):
+            out[order[at]] = 2 * phase + 1
+
+
+@compiled
+def variances(phase: Ints, values: Ints, chosen: NDArray[np.bool_], usual: NDArray[np.bool_], out: Floats) -> Ints:
+    """Write mean and variance of each phase's values to `out`, (phases, 2), and return their numbers.
+
+    They are of the chosen steps, if there are any in the phase of the usual ones among them.
+    """
+    size, counted = np.zeros(len(out), np.int64), np.zeros(len(out), np.bool_)
+    for row in range(phase.size):
+        counted[phase[row]] |= chosen[row] & usual[row]
+    for row in range(phase.size):
+        if chosen[row] and (usual[row] or not counted[phase[row]]):
+            size[phase[row]] += 1
+            out[phase[row], 0] += values[row]
+    out[:, 0] /= np.maximum(size, 1)
+    for row in range(phase.size):
+        if chosen[row] and (usual[row] or not counted[phase[row]]):
+            out[phase[row], 1] += (values[row] - out[phase[row], 0]) ** 2
+    out[:, 1] /= np.maximum(size, 1)
+    return size
