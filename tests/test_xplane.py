@@ -536,14 +536,17 @@ def spaces(draw, xplane_pb2):
 
 def survives(data):
     outcomes = {}
-    for part in ("events", "facts", "extent"):
+    for part in ("events", "facts", "extents"):
         try:
             getattr(xplane._XSpace(data, "damaged"), part)()
         except BadProfile as error:
             outcomes[part] = said = str(error)
             assert said.startswith("damaged: ")
             assert "\n" not in said
-    assert ("events" in outcomes) == ("extent" in outcomes)  # steps decode what `tp.load` only scanned
+    assert ("events" in outcomes) == ("extents" in outcomes)  # steps decode what `tp.load` only scanned
+    if not outcomes:
+        several = xplane.extents([np.frombuffer(data, np.uint8)] * 2)
+        assert [extent for extent, _ in several] == [xplane.extent(data, source="damaged")[0]] * 2
 
 
 @examples(100, suppress_health_check=list(HealthCheck))
