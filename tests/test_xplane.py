@@ -566,6 +566,18 @@ def test_damaged_spaces_decode_or_are_bad_profiles(xplane_pb2, data):
     survives(bytes(whole_data[: data.draw(st.integers(0, len(whole_data)))]))
 
 
+def test_damage_inside_any_event_is_found(xplane_pb2):
+    plane = toy_plane(xplane_pb2)
+    events = [event.SerializeToString() for line in plane.lines for event in line.events]
+    for at in range(len(events)):
+        data = xplane_pb2.XSpace(planes=[plane]).SerializeToString()
+        damaged = data.replace(events[at], b"\x0b" + events[at][1:], 1)  # a group, which no profile has
+        assert damaged != data
+        for read in (xplane.read, xplane.extent):
+            with pytest.raises(BadProfile, match="toy: no whole protobuf: the message at byte [1-9]"):
+                read(damaged, source="toy")
+
+
 @examples(100)
 @given(data=st.binary(max_size=200))
 def test_any_bytes_decode_or_are_bad_profiles(data):
