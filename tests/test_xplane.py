@@ -574,7 +574,7 @@ def test_damage_inside_any_event_is_found(xplane_pb2):
         damaged = data.replace(events[at], b"\x0b" + events[at][1:], 1)  # a group, which no profile has
         assert damaged != data
         for read in (xplane.read, xplane.extent):
-            with pytest.raises(BadProfile, match="toy: no whole protobuf: the message at byte [1-9]"):
+            with pytest.raises(BadProfile, match=r"toy: no whole protobuf: the message at byte [1-9]"):
                 read(damaged, source="toy")
 
 
