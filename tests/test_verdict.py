@@ -235,13 +235,21 @@ def test_memory_that_grows_is_said():
     grown = pl.DataFrame(load, schema.LOAD, orient="row")
     flat = grown.with_columns(rss_bytes=2**30)
 
-    def of(load):
-        return verdict(
-            replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, load=load)))
-        ).sentence
+    def of(load, *traced_s):
+        windows = [("toy", n, n * S, S // 2, S // 2, 1, 1, 1, None, None) for n in traced_s]
+        windows = pl.DataFrame(windows, schema.WINDOWS, orient="row")
+        wall = replace(phases.steps.wall, load=load)
+        return verdict(replace(phases, steps=replace(phases.steps, wall=wall, windows=windows))).sentence
 
-    assert of(grown).endswith("The memory of the process grows steadily, by 225 GiB an hour, to 3.44 GiB.")
+    said = "The memory of the process grows steadily, by 225 GiB an hour, to 3.44 GiB."
+    assert of(grown).endswith(said)
+    assert of(grown, 3, 20).endswith(said)
     assert "memory" not in of(flat)
+    # what grows in the seconds of windows alone is what the profiler records
+    while_traced = pl.Series([2**30 + max(n - 20, 0) * 2**26 for n in range(40)])
+    assert "memory" in of(grown.with_columns(rss_bytes=while_traced), 3)
+    assert "memory" not in of(grown.with_columns(rss_bytes=while_traced), *range(18, 40))
+    assert "memory" not in of(grown, *range(40))
 
 
 def test_what_saves_less_than_a_tenth_is_not_the_first_thing_to_do():

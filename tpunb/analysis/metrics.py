@@ -397,7 +397,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         "changed": next(
             (cause for pattern, cause in _CHANGED.items() if re.search(pattern, f"{retraced}: {reason}")), None
         ),
-        **_growth(run.load, phases.steps.frame),
+        **_growth(phases.steps),
         "crowding": crowding(run.load),
         "eager": eager,
         "debug": phases.steps.metadata.get("debug"),
@@ -516,7 +516,7 @@ def _slowing_ps(steps: Steps) -> int:
     """
     wall, slower_ps = steps.wall or WallClock(0), 0
     computes = pl.col("dur_ps") - pl.sum_horizontal(pl.col("input_ps", "callbacks_ps").fill_null(0))
-    profiler = wall.spans.filter(account="profiler").with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps"))
+    profiler = _profiling(wall).with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps"))
     for host, rows in steps.frame.filter(kind="train").with_columns(exclusive_ps=computes).group_by("host"):
         start, dur = (rows[name].fill_null(0).to_numpy() for name in ("start_ps", "dur_ps"))
         beside = covered(profiler.filter(host=host[0]).select("start_ps", "end_ps"), start, start + dur)
@@ -534,24 +534,36 @@ def _slowing_ps(steps: Steps) -> int:
     return slower_ps
 
 
-def _growth(load: pl.DataFrame, steps: pl.DataFrame) -> dict[str, object]:
-    """Return by how many bytes an hour the memory of the host that grows fastest grows steadily, and what it has."""
+def _growth(steps: Steps) -> dict[str, object]:
+    """Return by how many bytes an hour the memory of the host that grows fastest grows steadily, and what it has.
+
+    Seconds beside the profiler, whose events take memory too, are left out.
+    """
     grown: dict[str, object] = {"growth": None, "memory": None}
-    begin, end = pl.col("start_ps").min(), (pl.col("start_ps") + pl.col("dur_ps")).max()
-    trained = steps.group_by("host").agg(begin=begin + (end - begin) // 3, end=end)  # what begins is loaded first
-    training = load.join(trained, on="host").filter(pl.col("start_ps").is_between("begin", "end"))
-    for _, of_host in training.drop_nulls("rss_bytes").sort("start_ps").group_by("host"):
-        if len(of_host) < _FEWEST_LOADS:
+    wall, end = steps.wall or WallClock(0), (pl.col("start_ps") + pl.col("dur_ps")).alias("end_ps")
+    profiler = pl.concat([each.select("host", "start_ps", end) for each in (_profiling(wall), steps.windows)])
+    begin = pl.col("start_ps").min()
+    trained = steps.frame.group_by("host").agg(begin=begin + (end.max() - begin) // 3, end=end.max())
+    training = wall.load.join(trained, on="host").filter(pl.col("start_ps").is_between("begin", "end"))  # after loading
+    for host, rows in training.drop_nulls("rss_bytes").sort("start_ps").group_by("host"):
+        if len(rows) < _FEWEST_LOADS:
             continue
-        rss, hours = of_host["rss_bytes"].to_numpy().astype(float), of_host["start_ps"].to_numpy() / 3.6e15
+        rss, start = rows["rss_bytes"].to_numpy().astype(float), rows["start_ps"].to_numpy()
+        until = np.append(start[1:], start[-1] + 10**12)
+        apart = covered(profiler.filter(host=host[0]), start, until)[1:] == 0
+        rises, hours = np.where(apart, np.diff(rss), 0.0), ((until - start)[1:] * apart).sum() / 3.6e15
         least = _STEADY if len(rss) >= _SURE_LOADS else 1.0
-        rises = np.diff(rss)
-        steady = (rises > 0).mean() >= least and rss[-1] - rss[len(rss) // 2] > _GROWN * rss[0] / 3
-        steady &= rises.sum() - rises.max() > _GROWN * rss[0] / 3  # once is no leak: a window of the profiler, too
-        rate = float((rss[-1] - rss[0]) / (hours[-1] - hours[0]))
-        if steady and rss[-1] - rss[0] > _GROWN * rss[0] and rate > float(grown["growth"] or 0):  # type: ignore[arg-type]
-            grown = {"growth": rate, "memory": float(rss[-1])}
+        steady = apart.any() and (rises[apart] > 0).mean() >= least
+        steady &= (
+            min(rises[len(rises) // 2 :].sum(), rises.sum() - rises.max()) > _GROWN * rss[0] / 3
+        )  # once is no leak
+        if steady and rises.sum() > _GROWN * rss[0] and rises.sum() / hours > float(grown["growth"] or 0):  # type: ignore[arg-type]
+            grown = {"growth": float(rises.sum() / hours), "memory": float(rss[-1])}
     return grown
+
+
+def _profiling(wall: WallClock) -> pl.DataFrame:
+    return wall.spans.filter(account="profiler")
 
 
 _FRAMEWORKS = {
