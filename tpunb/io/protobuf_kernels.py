@@ -208,7 +208,7 @@ def scan(
         while at < end:
             tag, entry, at = _field(data, at, end)
             if at < 0:
-                return ~np.int64(row)  # unsigned, it would be no negative number
+                return int(~np.int64(row))  # unsigned, it would be no negative number
             if tag != wanted:
                 if tag < slot.size and slot[np.uint64(tag)] >= 0:
                     out[np.uint64(slot[np.uint64(tag)]), row] = entry
@@ -217,7 +217,7 @@ def scan(
             while inner < at:
                 tag, got, inner = _field(data, inner, at)
                 if inner < 0:
-                    return ~np.int64(row)
+                    return int(~np.int64(row))
                 if tag == 8:
                     first = _slot(base[plane], table.size, got)
                     key_row = np.int64(table[first])
