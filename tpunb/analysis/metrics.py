@@ -554,9 +554,8 @@ def _growth(steps: Steps) -> dict[str, object]:
         rises, hours = np.where(apart, np.diff(rss), 0.0), ((until - start)[1:] * apart).sum() / 3.6e15
         least = _STEADY if len(rss) >= _SURE_LOADS else 1.0
         steady = apart.any() and (rises[apart] > 0).mean() >= least
-        steady &= (
-            min(rises[len(rises) // 2 :].sum(), rises.sum() - rises.max()) > _GROWN * rss[0] / 3
-        )  # once is no leak
+        later, but_one = rises[len(rises) // 2 :].sum(), rises.sum() - rises.max()  # once is no leak
+        steady &= min(later, but_one) > _GROWN * rss[0] / 3
         if steady and rises.sum() > _GROWN * rss[0] and rises.sum() / hours > float(grown["growth"] or 0):  # type: ignore[arg-type]
             grown = {"growth": float(rises.sum() / hours), "memory": float(rss[-1])}
     return grown
