@@ -460,7 +460,7 @@ ACCOUNT_RULES = (
         saves=pl.lit(None, pl.Float64),
         sentence="The memory of the process grows steadily, by {growth} GiB an hour, to {memory} GiB",
         action="keep numbers, not tensors or arrays, of what each step returns (float(loss)); close figures and files",
-        source="ours: growth in three of four seconds, and by a fifth, after the first third of the steps",
+        source="ours: growth in three of four seconds without a window, and by a fifth, after a third of the steps",
     ),
     Rule(
         "slow callbacks",

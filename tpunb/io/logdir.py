@@ -375,7 +375,7 @@ def _events(parts: Sequence[_Part], by_ps: Sequence[int], chosen: Sequence[int])
 
 
 def _small(parts: Mapping[int, _Part]) -> tuple[list[int], pl.DataFrame]:
-    """Return the small files, and their events, decoded in one pass: each alone costs as much as many events."""
+    """Return the small files, and their events, decoded together: each alone costs as much as many events."""
     from tpunb.io import xplane
 
     chosen = [number for number, part in parts.items() if _is_small(part.file, part.size)]

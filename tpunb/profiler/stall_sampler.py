@@ -290,7 +290,7 @@ class StallSampler:
 
     def _sample(self, now_ns: int, frame: FrameType, place: str | None) -> None:
         frames = [*_outwards(frame)]
-        # most looks find the training in a call that one has seen, and its caches cold: read no code twice
+        # most looks find a stack as an earlier one did, and the caches of the processor cold: read no code twice
         key = place, len(self.loops), *[number for each in frames for number in (id(each.f_code), each.f_lasti)]
         if (seen := self._looks.get(key)) is None:
             if len(self._looks) >= _SPOTS:
