@@ -383,10 +383,8 @@ def _small(parts: Mapping[int, _Part]) -> tuple[list[int], pl.DataFrame]:
     if len(chosen) < 2:
         return none
     try:
-        events = pl.concat(
-            [xplane.read_in_order([storage.read(parts[number].file) for number in group]) for group in _groups(chosen)],
-            rechunk=True,
-        )
+        read = (xplane.read_in_order([storage.read(parts[n].file) for n in group]) for group in _groups(chosen))
+        events = pl.concat([pl.DataFrame(schema=schema.EVENTS), *chain(*read)], rechunk=True)
     except (BadProfile, ProfileNotFound):  # changed since it was loaded: to be named where each is read
         return none
     return (chosen, events) if len(events) == sum(parts[number].extent.events for number in chosen) else none
