@@ -289,15 +289,35 @@ def test_sixteen_parts_become_one_and_at_the_end_what_is_left(where):
         assert sorted(after.rows()) == sorted(before.rows())
 
 
-def test_what_has_become_one_does_not_again(tmp_path, monkeypatch):
+def test_what_has_become_one_does_once_more(tmp_path, monkeypatch):
     monkeypatch.setattr(run_writer, "_TOGETHER", 2)
     writer = begun(tmp_path)
-    for number in range(9):
+    for number in range(11):
         writer.part(number, window(number))
+        assert once_each(tp.load(tmp_path), number + 1)
     writer.close()
     writer.close()
-    assert folders_of(tmp_path) == ["00000-00001", "00002-00003", "00004-00005", "00006-00007", "00008"]
-    assert once_each(tp.load(tmp_path), 9)
+    assert folders_of(tmp_path) == ["00000-00003", "00004-00007", "00008-00009", "00010"]
+    assert once_each(tp.load(tmp_path), 11)
+
+
+def test_no_part_spans_one_that_has_to_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_writer, "_TOGETHER", 3)
+    put_folder, writer = run_storage.LocalFiles.put_folder, begun(tmp_path)
+
+    def full(files, name, data):
+        if "-" in name:
+            raise OSError(28, "No space left on device")
+        put_folder(files, name, data)
+
+    for number in range(16):
+        with monkeypatch.context() as patch:
+            if 3 <= number <= 6:
+                patch.setattr(run_storage.LocalFiles, "put_folder", full)
+            writer.part(number, window(number))
+        assert once_each(tp.load(tmp_path), number + 1)
+    writer.close()
+    assert folders_of(tmp_path) == ["00000-00002", "00003-00005", "00006", "00007-00015"]
 
 
 def test_the_range_of_numbers_with_gaps_is_from_the_first_to_the_last(tmp_path):
@@ -396,7 +416,7 @@ def test_parts_that_cannot_be_removed_once_they_are_one_count_no_more(where, mon
             assert once_each(tp.load(where), number + 1)
     assert {"00000-00001", "00001", "00002-00003", "00003"} <= set(folders_of(where))
     writer.facts({"state": "finished"})
-    assert folders_of(where) == ["00000-00001", "00002-00003"]
+    assert folders_of(where) == ["00000-00003"]
     assert once_each(tp.load(where), 4)
 
 

@@ -1083,3 +1083,11 @@ def check(frame: pl.DataFrame, schema: Schema, name: str) -> pl.DataFrame:
         return frame.select(columns[name].cast(dtype).alias(name) for name, dtype in schema.items())
     except pl.exceptions.PolarsError as error:
         raise BadProfile(f"the {name} frame has a column of the wrong type: {format_error(error)}") from error
+
+
+def compact(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return a frame whose columns of nulls are one value each, which takes no memory: a long run has many."""
+    empty = {column.name: column.dtype for column in frame if column.null_count() == len(column)}
+    if len(empty) == frame.width:
+        return frame
+    return frame.with_columns(pl.lit(None, dtype).alias(name) for name, dtype in empty.items())

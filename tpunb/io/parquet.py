@@ -73,7 +73,7 @@ def collected(rows: pl.LazyFrame) -> pl.DataFrame:
     """Return the rows of a scan, each column in one chunk."""
     parts = rows.collect()
     # column by column: two copies of all of a long run might not fit into memory
-    return pl.DataFrame([parts.drop_in_place(name).rechunk() for name in parts.columns])
+    return schema.compact(pl.DataFrame([parts.drop_in_place(name).rechunk() for name in parts.columns]))
 
 
 def check(files: Sequence[Path | bytes], columns: schema.Schema) -> None:

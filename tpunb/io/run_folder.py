@@ -3,8 +3,9 @@
 ::
 
     run.json                    when, where, with what, and how it ended
-    parts/00000-00015/          16 parts, merged into one
-    parts/00016/                a part exists once its ticks.parquet does
+    parts/00000-00255/          16 parts of 16 parts each, merged into one
+    parts/00256-00271/          16 parts, merged into one
+    parts/00272/                a part exists once its ticks.parquet does
         ticks.parquet           TICKS: every step by the host clock, whether a window traced it or not
         windows.parquet         WINDOWS: one row per host
         steps.parquet           STEPS that the windows traced, in full or in part
@@ -55,7 +56,7 @@ from tpunb.frames.steps import WallClock
 from tpunb.io import logdir, parquet, programs, storage
 from tpunb.io.storage import Location
 from tpunb.step_stats import aggregate, launches
-from tpunb.step_stats.numbering import numbered
+from tpunb.step_stats.numbering import Change, numbered
 from tpunb.text import format_error
 
 RUN, DEVICE, TAIL, LATEST, OPS = "run.json", "device.json", "ticks.parquet", "latest.bin", "ops"
@@ -218,7 +219,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     causes = {name: tables[name] for name in ("spans", "stalls", "samples", "load")}
     wall = WallClock(span_ps, complete=facts.get("causes") is True and not skipped, **causes)
     read_raw = partial(_events, owner, name, raw, origin_ns, starts, skipped) if raw else None
-    frame, _, devices = aggregate.merge({**tables, "ops": pl.DataFrame(schema=schema.OPS)}, _step_flops(facts))
+    frame, merged, devices = aggregate.merge_steps(tables, _step_flops(facts))
     return Profile(
         name=name,
         source=folder.source,
@@ -228,11 +229,11 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         origin_ns=origin_ns,
         stored=Steps(
             frame,
-            partial(_ops, str(folder), tables, ops),  # type: ignore[arg-type]  # read on access
+            partial(_ops, str(folder), merged, ops),  # type: ignore[arg-type]  # read on access
             devices,
             windows,
             name,
-            read_collectives=(lambda: numbered(tables)["collectives"]) if tables["collectives"].height else None,
+            read_collectives=(lambda: numbered(tables)[0]["collectives"]) if tables["collectives"].height else None,
             metadata=metadata,
             wall=wall,
             device=_device(files),
@@ -248,10 +249,10 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     )
 
 
-def _ops(folder: str, tables: Mapping[str, pl.DataFrame], ops: pl.LazyFrame) -> pl.DataFrame:
+def _ops(folder: str, merged: Change, ops: pl.LazyFrame) -> pl.DataFrame:
     """Return OPS of a run; nothing else holds the operations, most of a long run, as they are merged."""
     try:
-        return aggregate.merge({**tables, "ops": parquet.collected(ops)})[1]
+        return merged(parquet.collected(ops))
     except _UNREADABLE as error:
         raise BadProfile(f"{folder}: damaged operations: {format_error(error)}", hint="copy the run again") from error
 
@@ -301,17 +302,19 @@ def _settled(
             tail, torn = _tail(contents)
         except BadProfile as error:  # or a part that was removed in between
             failure = error
-        files = folder.below(refresh=True)
-        if is_settled(before, parts(files)):
+        now = parts(folder.below("parts", refresh=True))
+        if is_settled(before, now):
             if failure is not None:
                 raise failure
-            if before == parts(files):  # else a part, which was not read, may have what the tail had
+            if before == now:  # else a part, which was not read, may have what the tail had
                 ticks = tables["ticks"]
-                ticks = pl.concat([ticks, tail.join(ticks, on=["host", "start_ps"], how="anti")])
+                if tail.height:
+                    ticks = pl.concat([ticks, tail.join(ticks, on=["host", "start_ps"], how="anti")])
                 latest, steps_before = _latest(contents.get(LATEST), facts, ticks)
                 tables["ticks"] = pl.concat([ticks, latest])
                 facts |= {} if steps_before is None else {"steps_before": steps_before}
             return facts, tables, files, lost + torn
+        files = folder.below(refresh=True)
     raise TpunbError(f"{folder}: changes faster than it can be read", hint="load it again")
 
 
@@ -397,7 +400,8 @@ def _tables(contents: Mapping[str, _Source], files: Mapping[str, Location]) -> t
 
     That of operations, most of a long run, is a scan, which is read when they are asked for.
     """
-    paths = {table: [f"parts/{part}/{table}.parquet" for part in parts(files)] for table in TABLES}
+    valid = parts(files)
+    paths = {table: [f"parts/{part}/{table}.parquet" for part in valid] for table in TABLES}
     tables, damaged = dict[str, Any](), dict[str, str]()
     for table, all_paths in paths.items():
         there = [path for path in all_paths if path in contents]

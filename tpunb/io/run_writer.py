@@ -1,7 +1,7 @@
 """Write a run during its capture: to a local folder, to any URL that fsspec supports, or to memory.
 
 The run is valid at every moment: files are written atomically, and a part is valid once its ``ticks.parquet`` exists.
-Small tables are mostly headers, so 16 parts are merged into one and then removed.
+Small tables are mostly headers, so 16 parts are merged into one and then removed, and 16 of these likewise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tpunb.io.run_folder import LATEST, RUN, TABLES, TAIL, VERSION, is_chrome_tr
 from tpunb.io.run_storage import LocalFiles, RemoteFiles, holder_here
 from tpunb.io.storage import NoAnswer
 
-_TOGETHER = 16  # parts merged into one: their tables are kept in memory until then
+_TOGETHER = 16  # parts merged into one: their tables, or files, are kept in memory until then
 
 
 class Keeper:
@@ -60,8 +60,9 @@ class RunWriter:
         self._raw: dict[int, set[str]] = {}
         self._programs: set[str] = set()
         self._pending: dict[int, Mapping[str, pl.DataFrame]] = {}  # parts to be merged, at most `_TOGETHER`
+        self._packed: dict[str, Mapping[str, bytes]] = {}  # files of merged parts that are to be merged, too
         self._merged: list[str] = []  # files of merged parts that are not removed yet
-        self._last = -1
+        self._last = self._single = -1  # number of a part, and of one that stays as it is
         self._journal: FileIO | None = None  # of the latest steps
         self._journaled = False  # whether it has begun
         self._files: LocalFiles | RemoteFiles
@@ -116,7 +117,7 @@ class RunWriter:
         """Write ``run.json``, with the time and the process that wrote it."""
         if facts.get("state", "running") != "running":  # from now on the next run may rename this one
             self._merge()
-            self._pending, self._merged, self._journaled = {}, [], True
+            self._pending, self._packed, self._merged, self._journaled = {}, {}, [], True
             if self._journal is not None:
                 self._journal.close()
                 self._files.remove([LATEST])
@@ -138,15 +139,17 @@ class RunWriter:
         try:
             self._files.put_folder(f"parts/{number:05d}", _pack(written))
         except NoAnswer:  # do not wait a second time
-            self._pending = {}
+            self._pending, self._packed = {}, {}
             raise
         self._last = number
         if len(self._pending) == _TOGETHER:  # an earlier merge failed
             self._merge()
-        if len(self._pending) < _TOGETHER:  # else this part stays as it is, to bound memory
-            self._pending[number] = written
-            if len(self._pending) == _TOGETHER:
-                self._merge()
+        if len(self._pending) == _TOGETHER:  # this part stays as it is, to bound memory
+            self._single = number
+            return
+        self._pending[number] = written
+        if len(self._pending) == _TOGETHER:
+            self._merge()
 
     def tail(self, ticks: pl.DataFrame) -> None:
         """Write the ticks that no part holds yet, on a local disk: a kill leaves them."""
@@ -160,16 +163,34 @@ class RunWriter:
                 numbers, parts = [*self._pending], [*self._pending.values()]
                 frames = {name: [part[name] for part in parts if name in part] for name in TABLES}
                 tables = {name: pl.concat(of_parts) for name, of_parts in frames.items() if of_parts}
-                self._files.put_folder(f"parts/{numbers[0]:05d}-{numbers[-1]:05d}", _pack(tables))
+                whole = f"{numbers[0]:05d}-{numbers[-1]:05d}"
+                files = _pack(tables)
+                self._files.put_folder(f"parts/{whole}", files)
+                if self._packed and self._single > int([*self._packed][-1].rpartition("-")[2]):
+                    self._packed = {}  # a part between them would be in their range
+                self._packed[whole] = files
                 for number, part in self._pending.items():  # the file that makes it valid first
                     self._merged += [f"parts/{number:05d}/{name}.parquet" for name in reversed([*part])]
                 self._pending = {}
+            if len(self._packed) == _TOGETHER:
+                self._merge_packed()
             self._files.remove(self._merged)
             self._merged = []
         except NoAnswer:  # the server may still fail later and undo this attempt, so there is no second one
-            self._pending = {}
+            self._pending, self._packed = {}, {}
         except (OSError, TpunbError):  # a disk without space for both, a server that refuses to remove: parts stay
             pass
+
+    def _merge_packed(self) -> None:
+        """Write merged parts as one, to be removed with the others; after a failure they stay as they are."""
+        packed, self._packed = self._packed, {}
+        sources = {
+            name: [files[file] for files in packed.values() if (file := f"{name}.parquet") in files] for name in TABLES
+        }
+        tables = {name: parquet.read(files, TABLES[name]) for name, files in sources.items() if files}
+        first, *_, last = packed
+        self._files.put_folder(f"parts/{first.partition('-')[0]}-{last.rpartition('-')[2]}", _pack(tables))
+        self._merged += [f"parts/{part}/{file}" for part, files in packed.items() for file in reversed([*files])]
 
     def raw(self, window: int, host: str, data: bytes) -> None:
         """Write a raw window, an XSpace or a Chrome trace, where XProf and TensorBoard find it."""

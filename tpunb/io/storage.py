@@ -16,7 +16,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -75,21 +75,30 @@ class _Local:
 
     def find(self, path: str, **_: object) -> dict[str, None]:
         """Return every file below; links to folders are followed, each folder once."""
-        files, visited = [], set()
-        for parent, folders, names in os.walk(path, followlinks=True, onerror=_reraise):
-            real = os.path.realpath(parent)
+        files, visited, folders = dict[str, None](), set[str](), [(str(Path(path)), os.path.realpath(path))]
+        while folders:
+            folder, real = folders.pop()
             if real in visited:
-                folders.clear()
                 continue
             visited.add(real)
-            folders.sort()
-            files += [str(Path(parent, name)) for name in names]
-        return dict.fromkeys(files)
+            below = list[tuple[str, str]]()
+            # other errors are raised: a part of a pod must not pass for all of it
+            with suppress(FileNotFoundError), os.scandir(folder) as entries:  # removed since it was listed
+                for entry in sorted(entries, key=lambda entry: entry.name):
+                    inner = entry.name if folder == "." else f"{folder.rstrip(os.sep)}{os.sep}{entry.name}"
+                    if not _is_folder(entry):
+                        files[inner] = None
+                    else:  # a run of a week has 60,000 folders: links alone are resolved
+                        real_inner = os.path.realpath(inner) if entry.is_symlink() else f"{real}{os.sep}{entry.name}"
+                        below.append((inner, real_inner))
+            folders += reversed(below)
+        return files
 
 
-def _reraise(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):  # removed since it was listed
-        raise error  # a part of a pod must not pass for all of it
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):  # a link to itself
+        return entry.is_dir()
+    return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,15 +175,20 @@ class Location:
         changes = _changes(self.info)
         return repr([self.info.get("size"), *changes]) if changes else None
 
-    def below(self, *, refresh: bool = False) -> dict[str, Location]:
-        """Return every file in a folder and its subfolders by its relative path; `refresh` skips cached listings."""
+    def below(self, subfolder: str = "", *, refresh: bool = False) -> dict[str, Location]:
+        """Return every file in a folder and its subfolders, or in one of them, by its path relative to the folder.
+
+        `refresh` skips cached listings.
+        """
         if refresh and self.url:
             self.fs.invalidate_cache()
+        where = f"{self.path.rstrip('/')}/{subfolder}" if subfolder else self.path
         with _errors(self):
-            listing = self.fs.find(self.path, detail=True, **({"maxdepth": _HTTP_DEPTH} if self._is_web else {}))
-        files = {}
+            listing = self.fs.find(where, detail=True, **({"maxdepth": _HTTP_DEPTH} if self._is_web else {}))
+        top, files = self.path if self.url else str(Path(self.path)), {}
+        top = "" if top == "." else top
         for path, listed in listing.items():
-            name = path.removeprefix(self.path).strip("/") if self.url else Path(path).relative_to(self.path).as_posix()
+            name = path.removeprefix(top).replace(os.sep, "/").strip("/")
             files[name] = Location(self.fs, path, f"{self.url.rstrip('/')}/{name}" if self.url else "", listed)
         return files
 

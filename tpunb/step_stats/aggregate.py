@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 import polars as pl
 
 from tpunb import schema
-from tpunb.step_stats.numbering import Tables, numbered
+from tpunb.step_stats.numbering import Change, Tables, numbered, of_steps, one_host
 
 
 def total(name: str) -> pl.Expr:
@@ -77,36 +78,38 @@ _BY_CLOCK = ["input_ps", "callbacks_ps", "dispatch_ps"]
 _MEASURED = [name for name in schema.STEPS if name not in {*_KEY, "kind", "start_ps", "dur_ps", "traced", "rule"}]
 
 
-def merge(tables: Tables, step_flops: float | None = None) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Return STEPS, OPS and DEVICES of a run from the tables of all its parts: ticks, steps, ops and devices.
+def merge(tables: Tables) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """Return STEPS, OPS and DEVICES of a run from the tables of all its parts: ticks, steps, ops and devices."""
+    frame, merged, devices = merge_steps(tables)
+    return frame, merged(tables["ops"]), devices
+
+
+def merge_steps(tables: Tables, step_flops: float | None = None) -> tuple[pl.DataFrame, Change, pl.DataFrame]:
+    """Return STEPS and DEVICES of a run as `merge`, and between them the function that merges its operations.
 
     `step_flops` are the FLOPs of a step of kind "train" whose profiler reports none; None if unknown.
     """
-    tables = {**numbered(tables)}
-    ops = tables.pop("ops")
-    traced = tables["steps"].group_by(_KEY).agg(over_windows("STEPS", [*schema.STEPS][2:]))
-    clocked = (
-        tables["ticks"]
-        .group_by(_KEY)
-        .agg(
-            clock_kind=pl.col("kind").sort_by("start_ps").first(),
-            clock_start_ps=pl.col("start_ps").min(),
-            clock_end_ps=pl.col("end_ps").max(),
-            found_by=pl.col("found_by").first().cast(schema.RULE),
-            **{f"clock_{name}": total(name) for name in _BY_CLOCK},
-        )
-    )
+    tables, changes = numbered(tables)
+    traced, several = _grouped(tables["steps"], over_windows("STEPS", [*schema.STEPS][2:]))
+    by_clock = pl.col("kind").sort_by("start_ps").first(), pl.col("start_ps").min(), pl.col("end_ps").max()
+    clocked, _ = _grouped(tables["ticks"], [*by_clock, pl.col("found_by").first(), *map(total, _BY_CLOCK)])
+    names = ["kind", "start_ps", "end_ps", *_BY_CLOCK]
+    clocked = clocked.select(*_KEY, pl.col("found_by").cast(schema.RULE), pl.col(names).name.prefix("clock_"))
     # times of a full trace win: a device that lags behind its host starts a step later than the clock says
     full = pl.when(pl.col("traced") == "full")
     clock_dur_ps = pl.col("clock_end_ps") - pl.col("clock_start_ps")
-    by_clock = pl.when(clock_dur_ps.is_not_null()).then(pl.lit("clock", schema.RULE))
-    frame = clocked.join(traced, on=_KEY, how="full", coalesce=True).select(
+    ruled = pl.when(clock_dur_ps.is_not_null()).then(pl.lit("clock", schema.RULE))
+    key, right = ("step", traced.drop("host")) if one_host(clocked, traced) else (_KEY, traced)
+    frame = clocked.join(right, on=key, how="left", maintain_order="left")
+    if frame["traced"].count() < len(traced):  # a full join copies the steps by the clock, too
+        frame = pl.concat([frame, traced.filter(~of_steps(traced, clocked))], how="diagonal")
+    frame = frame.select(
         *_KEY,
         kind=pl.coalesce("clock_kind", "kind"),
         start_ps=full.then("start_ps").otherwise(pl.coalesce("clock_start_ps", "start_ps")),
         dur_ps=full.then("dur_ps").otherwise(pl.coalesce(clock_dur_ps, "dur_ps")),
         traced=pl.col("traced").fill_null("none"),
-        rule=pl.coalesce("found_by", "rule", by_clock),
+        rule=pl.coalesce("found_by", "rule", ruled),
         **{name: pl.col(name) for name in _MEASURED if name not in _BY_CLOCK},
         **{name: pl.coalesce(f"clock_{name}", name) for name in _BY_CLOCK},
     )
@@ -117,7 +120,17 @@ def merge(tables: Tables, step_flops: float | None = None) -> tuple[pl.DataFrame
         .group_by("host", "device", "step")
         .agg(over_windows("DEVICES", ["start_ps", "dur_ps", *schema.DEVICE_FACTS]))
     )
-    return frame, _merge_ops(ops, tables["steps"]), per_device
+    return schema.compact(frame), partial(_merge_ops, changes, several), per_device
+
+
+def _grouped(rows: pl.DataFrame, columns: Sequence[pl.Expr]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return columns by step, and the steps with several rows: others are what they are, most of a long run."""
+    key = rows.select(_KEY)
+    again = (key["step"] if one_host(rows) else key).is_duplicated()
+    if not again.any():
+        return rows.select(*_KEY, *(expr.meta.output_name() for expr in columns)), key.clear()
+    merged = rows.filter(again).group_by(_KEY, maintain_order=True).agg(columns)
+    return pl.concat([rows.filter(~again).select(merged.columns), merged]), merged.select(_KEY)
 
 
 def merge_clocks(clocks: pl.DataFrame) -> pl.DataFrame:
@@ -129,21 +142,13 @@ def merge_clocks(clocks: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _of_steps(ops: pl.DataFrame, steps: pl.DataFrame) -> pl.Series:
-    """Return which operations are of some steps."""
-    hosts = ops["host"].unique().to_list()
-    if hosts != steps["host"].unique().to_list() or len(hosts) != 1:
-        found = ops.select(_KEY).join(steps.with_columns(found=True), on=_KEY, how="left", maintain_order="left")
-        return found["found"].fill_null(value=False)
-    return ops["step"].is_in(steps["step"].implode())  # a join of a long run takes seconds, and memory
-
-
-def _merge_ops(ops: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def _merge_ops(changes: Iterable[Change], several: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     """Return one row per (host, step, op, side); most steps were traced by one window and stay as they are."""
-    once = steps.group_by(_KEY).len().filter(pl.col("len") == 1).select(_KEY)
-    is_once = _of_steps(ops, once)
-    if is_once.all():
+    for change in changes:
+        ops = change(ops)
+    if several.is_empty():
         return ops
+    is_once = ~of_steps(ops, several)
     # a group keeps the order of its rows: the first category is that of most self time
     merged = (
         ops.filter(~is_once)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import polars as pl
 
 Tables = Mapping[str, pl.DataFrame]
+Change = Callable[[pl.DataFrame], pl.DataFrame]
 
 _KEY = ["host", "step"]
 
@@ -44,19 +45,25 @@ class StepNumbering:
         return intervals.with_columns(pl.col("step") + self._offset)
 
 
-def numbered(tables: Tables) -> Tables:
-    """Return the tables of a run with the final numbers of its steps.
+def numbered(tables: Tables) -> tuple[Tables, list[Change]]:
+    """Return the tables of a run with the final numbers of its steps, and what did it to each table with steps.
 
     Inferred steps are dropped for hosts with annotated ones; steps of tuning in the midst of a fit are an account.
     """
-    return _without_tuning(_without_phantom_steps(_with_inferred_steps(tables)))
+    done = list[Change]()
+    for rule in (_inferred, _phantoms, _tuning):
+        changes = rule(tables)
+        for change in changes:
+            tables = {name: change(frame) if "step" in frame.columns else frame for name, frame in tables.items()}
+        done += changes
+    return tables, done
 
 
-def _without_tuning(tables: Tables) -> Tables:
+def _tuning(tables: Tables) -> list[Change]:
     end_ps = pl.col("start_ps") + pl.col("dur_ps")
     spans = tables["spans"].filter(account="tuning").select("host", "start_ps", end_ps=end_ps)
     if spans.is_empty():
-        return tables
+        return []
     steps = tables["ticks"].filter(kind=TUNING_STEP).select(*_KEY, at_ps="start_ps")
     dropped = (
         steps.join(spans, on="host")
@@ -67,47 +74,60 @@ def _without_tuning(tables: Tables) -> Tables:
         .with_columns(before=pl.int_range(1, pl.len() + 1).over("host"))
     )
     if dropped.is_empty():
-        return tables
-    return _changed(
-        tables,
+        return []
+    return [
         lambda frame: (
             frame.join(dropped.select(_KEY), on=_KEY, how="anti")
             .sort("step")
             .join_asof(dropped, on="step", by="host", check_sortedness=False)
             .with_columns(step=pl.col("step") - pl.col("before").fill_null(0))
             .drop("before")
-        ),
-    )
+        )
+    ]
 
 
-def _with_inferred_steps(tables: Tables) -> Tables:
-    steps = pl.concat([tables["steps"].select(_KEY), tables["ticks"].select(_KEY)])
+def _inferred(tables: Tables) -> list[Change]:
+    keys = [tables[name].select(_KEY) for name in ("steps", "ticks")]
     inferred = pl.col("step") < 0
-    if steps.filter(inferred).is_empty():
-        return tables
-    annotated = steps.filter(~inferred)["host"].unique().implode()
+    if all(key.filter(inferred).is_empty() for key in keys):
+        return []
+    annotated = pl.concat(keys).filter(~inferred)["host"].unique().implode()
     number = pl.when(inferred).then(-1 - pl.col("step")).otherwise("step")
     dropped = inferred & pl.col("host").is_in(annotated)
-    return _changed(tables, lambda frame: frame.filter(~dropped).with_columns(step=number))
+    return [lambda frame: frame.filter(~dropped).with_columns(step=number)]
 
 
-def _without_phantom_steps(tables: Tables) -> Tables:
+def _phantoms(tables: Tables) -> list[Change]:
     """Leave out steps that were open during a window, and became a part of the step before or of none."""
     clocked = tables["ticks"].select(*_KEY, "start_ps")
+    steps = tables["steps"].select(*_KEY, "start_ps", "traced", "rule")
+    unknown = steps.filter(~of_steps(steps, clocked))
+    if unknown.is_empty():
+        return []
     last = clocked.group_by("host").agg(last=pl.col("step").max())
-    open_ones = tables["steps"].filter(traced="partial", rule="clock").join(last, on="host")
-    dropped = open_ones.filter(pl.col("step") < pl.col("last")).join(clocked, on=_KEY, how="anti").select(_KEY)
-    unknown = tables["steps"].join(clocked, on=_KEY, how="anti").select(*_KEY, "start_ps")
+    open_ones = unknown.filter(traced="partial", rule="clock").join(last, on="host")
+    dropped = open_ones.filter(pl.col("step") < pl.col("last")).select(_KEY)
     before = clocked.select("host", "start_ps", step=pl.col("step") + 1, to="step")
     moved = unknown.join(before, on=[*_KEY, "start_ps"]).select(*_KEY, "to").unique(_KEY)
     dropped = dropped.join(moved, on=_KEY, how="anti")
     if dropped.is_empty() and moved.is_empty():
-        return tables
+        return []
     step = pl.coalesce("to", "step")
-    kept = _changed(tables, lambda frame: frame.join(dropped, on=_KEY, how="anti"))
-    return _changed(kept, lambda frame: frame.join(moved, on=_KEY, how="left").with_columns(step=step).drop("to"))
+    return [
+        lambda frame: frame.join(dropped, on=_KEY, how="anti"),
+        lambda frame: frame.join(moved, on=_KEY, how="left").with_columns(step=step).drop("to"),
+    ]
 
 
-def _changed(tables: Tables, change: Callable[[pl.DataFrame], pl.DataFrame]) -> Tables:
-    """Return the tables, those with steps changed."""
-    return {name: change(frame) if "step" in frame.columns else frame for name, frame in tables.items()}
+def of_steps(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.Series:
+    """Return which rows are of some steps."""
+    if one_host(rows, steps):
+        return rows["step"].is_in(steps["step"].implode())
+    chosen = steps.select(_KEY).unique().with_columns(found=True)
+    found = rows.select(_KEY).join(chosen, on=_KEY, how="left", maintain_order="left")["found"]
+    return found.fill_null(value=False)
+
+
+def one_host(*frames: pl.DataFrame) -> bool:
+    """Return whether the number of a step says which it is: a join of a long run by two keys takes seconds."""
+    return len({host for frame in frames for host in frame["host"].unique()}) <= 1
