@@ -166,6 +166,27 @@ def test_validation_on_other_data_is_evaluation(program, sanity, every):
     assert kinds["eval"] >= 3 * (20 // every)
 
 
+@pytest.mark.parametrize("batches", [1, 3, 100])
+def test_an_evaluation_on_the_data_of_the_training_is_no_part_of_its_steps(program, batches):
+    """So a learning-rate finder validates on what it trains on; the model trains again after the next fetch."""
+    for number in range(20):
+        program.fetch("data")
+        program.loop.evaluates(on=False)
+        program.learn()
+        program.update()
+        if number % 5 == 4:
+            program.loop.evaluates(on=True)
+            for _ in range(batches):
+                program.fetch("data")
+                program.now_ns += 10_000_000
+            program.fetch("data", over=True)
+    program.loop.close()
+    assert program.loop.failure is None
+    trained = [step for step in program.clock.take(final=True) if step.kind == "train"]
+    assert len(trained) == 20
+    assert max(step.end_ns - step.start_ns for step in trained) < 10_000_000
+
+
 @pytest.mark.parametrize("batches", [1, 2, 5])
 def test_an_evaluation_may_end_without_the_end_of_its_data(program, batches):
     """So Lightning validates: it knows the number of batches."""

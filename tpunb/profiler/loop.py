@@ -71,6 +71,7 @@ class _Part:
     functions: dict[str, tuple[int, int, Work | None]] = field(default_factory=dict)
     updates: list[Hashable] = field(default_factory=list)  # the optimizers
     learns: bool = False  # whether gradients were taken
+    evaluates: bool = False  # whether it began with a fetch while a model of PyTorch is in the mode to evaluate
     launched_ns: int = 0  # when the last launch or update returned
     work: Work | None = None  # of that launch
     follows: bool = False  # whether the devices worked until its first launch
@@ -147,6 +148,7 @@ class Loop:
             part = self._part
             if part is None or part.launched_ns or part.learns or self._is_next(part.streams, stream):
                 part = self._begin(start_ns)
+                part.evaluates = self._evaluates_ns is not None
             part.streams.add(stream)
             part.input_ns += max(0, end_ns - start_ns)
             part.last_ns = end_ns
@@ -231,7 +233,10 @@ class Loop:
     @_harmless
     def learned(self, begun_ns: int) -> None:
         """Record that gradients were taken, since `begun_ns`."""
-        self._evaluates_ns = None
+        if self._evaluates_ns is not None:  # only a part of the model is in that mode
+            self._evaluates_ns = None
+            for each in self._parts:
+                each.evaluates = False
         if self.clock.marked or self.clock.opened is not None:
             return
         part = self._part
@@ -359,6 +364,8 @@ class Loop:
         streams = last.streams or self._trained  # the end of data may be found before the last step
         while first and (parts[first - 1].streams & streams or parts[first - 1].learns):
             first -= 1
+        while parts[first].evaluates and first < len(parts) - 1:  # on the data of the training
+            first += 1
         for part in parts[:first]:
             self._add([part], EVALUATION, "fetches")
         optimizers = frozenset(last.updates)
