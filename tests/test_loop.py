@@ -119,6 +119,22 @@ def test_what_the_library_computes_after_a_pause_is_of_no_step(program):
     assert durs_ms == [6] * 10
 
 
+@pytest.mark.parametrize("fetches", [False, True])
+def test_a_step_lasts_as_long_where_keras_predicts_after_it(program, fetches):
+    """So loops of `train_on_batch`, and of compiled functions, evaluate and predict."""
+    for _ in range(10):
+        if fetches:
+            program.fetch("data")  # 1 ms
+        program.call("step")  # 5 ms
+        program.clock.begin("predict")
+        program.now_ns += 30_000_000
+        program.clock.exit(done=True)
+    program.loop.close()
+    steps = [step for step in program.clock.take(final=True) if step.kind == "train"]
+    durs_ms = [(step.end_ns - step.start_ns) // 10**6 for step in steps]
+    assert durs_ms[3:] == [5 + fetches] * 7
+
+
 @pytest.mark.parametrize("batches", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_an_update_is_a_step_however_many_batches_it_accumulates(program, batches, ahead):

@@ -94,7 +94,7 @@ class Loop:
 
     def __init__(self, clock: StepClock) -> None:
         self.clock = clock
-        clock.fetched, clock.current = self._take_fetch, self.current
+        clock.fetched, clock.paused, clock.current = self._take_fetch, self._pause, self.current
         self.failure: Exception | None = None
         self.codes: set[CodeType] = set()  # of the functions in which steps are launched
         self._part: _Part | None = None
@@ -313,6 +313,12 @@ class Loop:
         self.close()
         fetch, self._fetch = self._fetch, None
         return None if fetch is None else fetch[1:]
+
+    @_harmless
+    def _pause(self) -> None:
+        """End the part before a step of Keras, in the order in which both are recorded."""
+        if self._part is not None and self._part.launched_ns:
+            self._end(time_ns())
 
     # -- parts of the loop -----------------------------------------------------------------------------------------
 

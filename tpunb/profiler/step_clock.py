@@ -124,6 +124,7 @@ class StepClock:
         self.on_step: Callable[[StepRecord], None] = lambda _: None  # called as a step ends, in the thread that trains
         self.boundary: Callable[[], None] = lambda: None  # called between steps: a source may have something to do
         self.fetched: Callable[[], tuple[int, int] | None] = lambda: None  # start and time of the fetch before a mark
+        self.paused: Callable[[], None] = lambda: None  # called as Keras begins a step
         self.current: Callable[[], StepRecord | None] = lambda: None  # the step of a loop without marks
         self.again: tuple[str, str | None] = "", None  # a function that is compiled now, and why again
         self._warned = False
@@ -160,6 +161,8 @@ class StepClock:
         if self._closed:
             return None
         fetch = self.fetched() if explicit else None
+        if not explicit:
+            self.paused()
         number = self._next
         if step is not None:  # the program numbers its steps
             number, self.steps_before = self._rising(step, warn=rule == "mark"), 0
