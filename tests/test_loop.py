@@ -70,6 +70,7 @@ def test_between_the_modes_to_evaluate_and_to_train_is_an_evaluation_unless_the_
         program.update()
         program.loop.evaluates(on=False)
 
+    program.loop.prepared()
     for number in range(6):
         step(frozen=number % 2 == 0)
     program.loop.evaluates(on=True)
@@ -78,6 +79,17 @@ def test_between_the_modes_to_evaluate_and_to_train_is_an_evaluation_unless_the_
     step()
     spans = program.clock.take_spans()
     assert [(span.account, (span.end_ns - span.start_ns) // 10**6) for span in spans] == [("evaluation", 50)]
+
+
+def test_a_copy_that_is_set_to_evaluate_before_a_model_is_called_is_no_evaluation(program):
+    """So a moving average of the weights is made."""
+    program.loop.evaluates(on=True)
+    program.loop.evaluates(on=False)
+    assert program.clock.take_spans() == []
+    program.loop.prepared()
+    program.loop.evaluates(on=True)
+    program.loop.evaluates(on=False)
+    assert len(program.clock.take_spans()) == 1
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -98,6 +110,7 @@ def test_the_mode_of_a_model_is_set_as_pytorch_sets_it(program, monkeypatch, nam
     with ExitStack() as stack:
         optimizers._torch(program.loop, stack)
         model = Module()
+        program.loop.prepared()
         assert (model.train(mode=False) if named else model.train(False)) is model
         assert model.mode is False
         program.now_ns += 50_000_000

@@ -112,6 +112,7 @@ class Loop:
         self._kind = TRAIN  # of the last step
         self._resumed_ns: int | None = None  # when the last fetch found the end of its data
         self._begun_ns: int | None = None  # when the first gradient was prepared
+        self._computes = False  # whether a model of PyTorch was called
         self._evaluates_ns: int | None = None  # since when a model of PyTorch is in the mode to evaluate
 
     def fail(self, error: Exception) -> None:
@@ -228,6 +229,8 @@ class Loop:
             self._evaluates_ns = self._evaluates_ns or time_ns()
         elif (begun_ns := self._evaluates_ns) is not None:
             self._evaluates_ns = None
+            if not self._computes:  # a copy of a model that is not called yet
+                return
             self.clock.on_spent(Spent("evaluation", None, begun_ns, time_ns()))
 
     @_harmless
@@ -251,7 +254,7 @@ class Loop:
     @_harmless
     def prepared(self) -> None:
         """Record that the first step has begun, with a call of a model."""
-        self._begun_ns = self._begun_ns or time_ns()
+        self._begun_ns, self._computes = self._begun_ns or time_ns(), True
 
     @_harmless
     def updated(self, optimizer: Hashable, begun_ns: int, now_ns: int, result: Result | None) -> None:
