@@ -303,6 +303,22 @@ def test_calls_of_the_standard_library_and_of_arrays_of_the_host_are_code_of_the
     assert not any(map(is_code, ["framework.call", "float", "print", "call", "json", "tensor.sort", "count", ""]))
 
 
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_random_numbers_of_the_host_are_code_of_the_program(tmp_path, own_name, monkeypatch, framework):
+    """Generators of JAX, Flax and TensorFlow have methods of the same names."""
+    program = imported(tmp_path / "program.py", CODE, own_name)
+    for name in ("jax", "tensorflow"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, framework, program)
+    program.framework = program
+
+    def is_code(callee):
+        return program.through(lambda: stall_sampler._calls_code(sys._getframe(1), callee))
+
+    assert is_code("self.rng.normal") == is_code("rng.integers") == (framework == "torch")
+    assert not any(map(is_code, ["framework.normal", "normal", "tensor.normal_"]))
+
+
 def test_what_the_standard_library_calls_back_is_code_of_the_program(tmp_path, own_name):
     class_in_library = "import copy\n\nclass Tensor:\n    def __deepcopy__(self, memo):\n        return look()\n"
     folder = tmp_path / "site-packages"

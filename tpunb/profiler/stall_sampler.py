@@ -63,6 +63,8 @@ _COMPREHENSION = re.compile(r"((\.<locals>)?\.<(listcomp|genexpr|dictcomp|setcom
 _OF_ARRAYS = {"add", "clear", "copy", "index", "sort", "split", "update", "values"}
 _OF_BUILTINS = {*dir(str), *dir(list), *dir(dict), *dir(set)} - _OF_ARRAYS
 """Names of methods that arrays and tensors do not have."""
+_OF_RANDOM = {"choice", "integers", "normal", "permutation", "random", "shuffle", "standard_normal", "uniform"}
+"""Names of methods of generators of random numbers of NumPy and Python; PyTorch's have other names."""
 _TRAINS = {"fit", "train"}  # methods of a library that train, and evaluate on their own
 _EVALUATES = re.compile(r"(^|_)(evaluat|validat|eval(_|$)|valid(_|$))", re.IGNORECASE)
 _IMPORT = re.compile(r"\s*(?:import|from)\s+([\w.]+)")
@@ -426,6 +428,9 @@ def _calls_code(frame: FrameType, callee: str) -> bool:
     if callee.rpartition(".")[2] in _OF_BUILTINS and attribute:
         return True
     found = _named(frame, name)
+    draws = attribute and callee.rpartition(".")[2] in _OF_RANDOM and not {"jax", "tensorflow"} & sys.modules.keys()
+    if draws and not isinstance(found, ModuleType):
+        return True
     module = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
     # the builtins wait for arrays of a device
     of_host = isinstance(module, str) and module != "builtins" and module.partition(".")[0] in _HOSTS
