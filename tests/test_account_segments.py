@@ -375,6 +375,15 @@ def test_steps_are_slow_for_other_programs_in_seconds_in_which_these_use_the_mac
     assert slow.select("step", pl.col("dur_ps") // MS, "detail").rows() == [(1, 600, "other programs"), (3, 600, None)]
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_what_predictions_set_up_beside_a_training_is_evaluation(trains):
+    steps = [(0, "train" if trains else "predict", 0, 10, None, None, 0), (1, "predict", 60, 10, None, None, 1)]
+    spans = [(20, 60, "fit", "predict"), (30, 10, "program startup", "tracing Dataset_map_f")]
+    spans.append((45, 5, "data loading", "a new iterator at the end of an epoch"))
+    found = accounts(host(steps, spans, end_ms=80))
+    assert found.get("evaluation", 0) == (60 if trains else 0)
+
+
 def test_evaluations_of_several_sizes_do_not_deviate():
     steps = [(number, "eval", 100 * number, 60 if number % 3 == 0 else 10, None, None, -1) for number in range(30)]
     assert accounts(host(steps, end_ms=3000))["evaluation"] == 10 * 60 + 20 * 10

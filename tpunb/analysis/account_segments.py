@@ -120,14 +120,20 @@ def _sorted_spans(run: HostRun) -> pl.DataFrame:
     """Return the spans within the run in the order in which later ones win."""
     low, high = run.start_ps, run.end_ps
     beside = pl.col("account").is_in(_BESIDE) & pl.col("detail").ne_missing(BOUNDARY)
-    spans = run.spans.filter(~beside).with_columns(
-        start_ps=pl.col("start_ps").clip(low, high),
-        end_ps=(pl.col("start_ps") + pl.col("dur_ps")).clip(low, high),
-        rank=pl.when(pl.col("account").is_in(_OUTER))
-        .then(0)
-        .when(pl.col("account").is_in(_INNER))
-        .then(2)
-        .otherwise(1),
+    predicts = pl.lit(_trains(run)) & (pl.col("account") == "fit") & pl.col("detail").eq_missing("predict")
+    account = pl.when(predicts).then(pl.lit("evaluation")).otherwise("account")
+    spans = (
+        run.spans.filter(~beside)
+        .with_columns(account=account)
+        .with_columns(
+            start_ps=pl.col("start_ps").clip(low, high),
+            end_ps=(pl.col("start_ps") + pl.col("dur_ps")).clip(low, high),
+            rank=pl.when(pl.col("account").is_in(_OUTER))
+            .then(0)
+            .when(pl.col("account").is_in(_INNER))
+            .then(2)
+            .otherwise(1),
+        )
     )
     spans = spans.filter(pl.col("end_ps") > pl.col("start_ps"))
     evaluations = spans.filter(account="evaluation").sort("start_ps")
@@ -499,7 +505,11 @@ def _in_steps(
 
 def _evaluates(run: HostRun) -> pl.Expr:
     """Return which steps evaluate: a prediction does beside a training."""
-    return (pl.col("kind") == "eval") | ((pl.col("kind") == "predict") & (run.steps["kind"] == "train").any())
+    return (pl.col("kind") == "eval") | ((pl.col("kind") == "predict") & _trains(run))
+
+
+def _trains(run: HostRun) -> bool:
+    return bool((run.steps["kind"] == "train").any())
 
 
 def _slow_steps(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
