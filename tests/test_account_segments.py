@@ -375,6 +375,24 @@ def test_steps_are_slow_for_other_programs_in_seconds_in_which_these_use_the_mac
     assert slow.select("step", pl.col("dur_ps") // MS, "detail").rows() == [(1, 600, "other programs"), (3, 600, None)]
 
 
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize("alone", [False, True])
+def test_steps_that_run_other_lines_are_not_slow_for_other_programs(others, alone):
+    """So a policy acts in its environment before each eighth update."""
+    steps = [train(number, 1000 * number, 900 if number % 8 == 0 else 50) for number in range(24)]
+    load = [("h", 1000 * second * MS, 0.5, 1.0 if others else 0.5, 0) for second in range(24)]
+    places = ["train.py:9 in learn", "train.py:4 in act" if alone else "train.py:9 in learn"]
+    looks = [
+        (1000 * number + at) * MS for number in range(24) for at in (10, *range(100, 900, 20)[: 40 * (number % 8 == 0)])
+    ]
+    rows = [("h", at, places[at // MS % 1000 >= 100], False, False, False) for at in looks]
+    run = host(steps, end_ms=24_000)._replace(
+        load=pl.DataFrame(load, schema.LOAD, orient="row"), samples=pl.DataFrame(rows, schema.SAMPLES, orient="row")
+    )
+    details = segments(run).filter(account="step time deviation")["detail"].unique().to_list()
+    assert details == ["lines that other steps do not run" if alone else "other programs" if others else None]
+
+
 @pytest.mark.parametrize("trains", [False, True])
 def test_what_predictions_set_up_beside_a_training_is_evaluation(trains):
     steps = [(0, "train" if trains else "predict", 0, 10, None, None, 0), (1, "predict", 60, 10, None, None, 1)]

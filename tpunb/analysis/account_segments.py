@@ -31,6 +31,9 @@ _SLOWED = 5  # steps beside the profiler that show how much it slows them down
 _GENERATOR = "a generator of the program"
 INSIDE_STEPS = "inside steps"
 OTHERS = "other programs"  # a reason of step time deviation
+ALONE = "lines that other steps do not run"  # another
+_FEWEST_ALONE, _RARE = 5, 0.1  # samples of a place in slow steps; the share of them that others may have in their time
+_ALONE = 0.25  # share of the samples of a slow step
 _LOADED_PS = 5 * 10**12  # after the begin of a second of load, at most, of which there may be no record
 _HARDLY = 0.1  # share of samples
 BUSY = 0.25  # share of the processors that other programs use on a busy machine
@@ -526,6 +529,7 @@ def _slow_steps(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
     evaluation = run.steps.filter(_evaluates(run))["step"].implode()
     evaluates = deviation & pl.col("step").is_in(evaluation) & pl.col("detail").is_null()
     others = deviation & pl.col("others").fill_null(value=False) & pl.col("detail").ne_missing(_GC)
+    alone = deviation & pl.col("detail").ne_missing(_GC) & pl.col("unit").is_in(_alone(pieces, run.samples).implode())
     return pieces.with_columns(
         account=pl.when(of_code)
         .then(pl.lit("program code"))
@@ -534,10 +538,25 @@ def _slow_steps(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
         .otherwise("account"),
         detail=pl.when(of_code)
         .then(pl.lit(INSIDE_STEPS))
+        .when(alone & ~evaluates)
+        .then(pl.coalesce("detail", pl.lit(ALONE)))
         .when(others & ~evaluates)
         .then(pl.lit(OTHERS))
         .otherwise("detail"),
     ).select(_COLUMNS)
+
+
+def _alone(pieces: pl.DataFrame, samples: pl.DataFrame) -> pl.Series:
+    """Return the units of slow steps that are often at places where other steps hardly ever are."""
+    slow = (pl.col("account") == "step time deviation").any().over("unit")
+    order = pieces.select("start_ps", "unit", slow=slow, inside=pl.col("account").is_in(COMPUTING)).sort("start_ps")
+    found = samples.sort("start_ps").join_asof(order, on="start_ps", check_sortedness=False)
+    found = found.filter("inside").drop_nulls("place")
+    n_slow, n_usual = pl.col("slow").sum().over("place"), (~pl.col("slow")).sum().over("place")
+    rare = n_usual * pl.col("slow").sum() < _RARE * n_slow * (~pl.col("slow")).sum()
+    found = found.with_columns(alone=rare & (n_slow >= _FEWEST_ALONE))
+    units = found.filter("slow").group_by("unit").agg(pl.col("alone").mean())
+    return units.filter(pl.col("alone") > _ALONE)["unit"]
 
 
 def _moved(pieces: pl.DataFrame, account: str, detail: str | None = None) -> pl.DataFrame:
