@@ -11,6 +11,7 @@ from warm_python import warm_python
 
 import tpunb as tp
 from tpunb import schema
+from tpunb.profiler.steps import calls
 
 pytestmark = [pytest.mark.live, pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")]
 
@@ -131,3 +132,12 @@ def test_keras_on_jax_is_captured_like_keras_on_tensorflow(tmp_path):
     assert len(full) >= 20
     assert full.ops.filter(pl.col("side") == "device")["step"].n_unique() >= len(full) / 2
     assert len(tp.phases(steps)) >= 1
+
+
+def test_operations_are_of_the_lines_of_the_program_not_of_the_function_around_its_calls():
+    jax = pytest.importorskip("jax")
+    source_info = pytest.importorskip("jax._src.source_info_util")
+    with tp.capture(schedule=tp.Schedule.ticks()):
+        jax.jit(lambda x: x + 1)(1.0)
+        assert not source_info.is_user_filename(calls.__file__)
+    assert source_info.is_user_filename(__file__)

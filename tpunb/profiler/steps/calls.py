@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import wraps
+from functools import cache, wraps
 from time import time_ns
 from typing import Any
 
@@ -27,6 +27,7 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
     api, pjit = (sys.modules.get(f"jax._src.{name}") for name in ("api", "pjit"))
     hook: Any = getattr(api, "_post_hook_state", None)
     slow = getattr(pjit, "_run_python_pjit", None)
+    _leave_frames_out(getattr(sys.modules.get("jax._src.source_info_util"), "register_exclusion", None))
     array, tracer, leaves = jax.Array, jax.core.Tracer, jax.tree_util.tree_leaves
     misses = _Misses()
 
@@ -82,6 +83,13 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
 
         stack.enter_context(replaced(pjit, "_run_python_pjit", python_call))
     _reads(loop, jax, stack)
+
+
+@cache
+def _leave_frames_out(exclude: Callable[[str], None] | None) -> None:
+    """Let the line of an operation be that of the program, not that of the function around its call."""
+    if exclude is not None:
+        exclude(__file__)
 
 
 class _Misses:
