@@ -94,29 +94,46 @@ STEPS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 999), st.booleans()
 
 
 @given(STEPS)
-def test_the_rows_of_phases_their_ends_and_variances_are_those_of_polars(given_steps):
+def test_the_sums_ends_medians_and_variances_of_phases_are_those_of_polars(given_steps):
     rows = pl.DataFrame(given_steps, schema=STEP, orient="row").with_row_index("row")
-    phase, value = (rows[name].to_numpy().astype(np.int64) for name in ("phase", "value"))
-    order = rows.filter("chosen").sort("value", maintain_order=True)["row"].to_numpy().astype(np.int64)
-    out = np.empty_like(order)
-    size = phase_sums.in_phases(phase, order, out)
-    expected = pl.DataFrame({"phase": phase[order], "row": order}).sort("phase", maintain_order=True)
-    assert out.tolist() == expected["row"].to_list()
-    assert size.tolist() == np.bincount(phase[order], minlength=phase.max(initial=-1) + 1).tolist()
-
-    end = np.full(len(rows), -1)
-    phase_sums.ends(out, size, end)
-    for at, group in expected.partition_by("phase", as_dict=True).items():
-        tenth = -(-len(group) // 10)
-        assert (end[group["row"][-tenth:]] == 2 * at[0] + 1).all()
-        assert (end[group["row"][:-tenth][:tenth]] == 2 * at[0]).all()
-    assert ((end >= 0) <= rows["chosen"].to_numpy()).all()
-
-    moments = np.zeros((4, 2))
-    numbers = phase_sums.variances(
-        phase, value, rows["chosen"].to_numpy().copy(), rows["usual"].to_numpy().copy(), moments
+    phase, value, row = (rows[name].to_numpy().astype(np.int64) for name in ("phase", "value", "row"))
+    chosen, usual = (rows[name].to_numpy().copy() for name in ("chosen", "usual"))
+    ascending = np.argsort(value, kind="stable")
+    varies = np.where(chosen, np.where(usual, 1, 2), 0).astype(np.int8)
+    order = ascending[chosen[ascending]]
+    values = phase_sums.StepValues(
+        1 * usual, np.stack([value, row], axis=1), value / 7, value, varies, value, 0 * value + 100, order, order, order
     )
-    for at, group in rows.filter("chosen").partition_by("phase", as_dict=True).items():
-        among = group.filter("usual") if group["usual"].any() else group
-        assert numbers[at[0]] == len(among)
-        assert moments[at[0]].tolist() == pytest.approx([among["value"].mean(), among["value"].var(ddof=0)])
+    counts, added, floats = phase_sums.phase_sums(phase, 4, 2, values)
+    size = np.bincount(phase[order], minlength=4)
+    middle = phase_sums.middle_values(phase, order, value, size)
+    ends, tenth, tenths = phase_sums.phase_ends(phase, values, size)
+    expected = pl.DataFrame({"phase": phase[order], "row": order})
+    for (at,), group in rows.partition_by("phase", as_dict=True).items():
+        assert counts[at].tolist() == [(~group["usual"]).sum(), group["usual"].sum()]
+        assert added[at].tolist() == [group["value"].sum(), group["row"].sum()]
+        assert floats[at, 0] == pytest.approx(group["value"].sum() / 7)
+        timed = group.filter("chosen")
+        among = timed.filter("usual") if timed["usual"].any() else timed
+        of = 1 if timed["usual"].any() else 2
+        assert floats[at, of] == among["value"].sum()
+        mean = np.full(4, among["value"].mean() or 0.0)
+        deviations = phase_sums.phase_deviations(phase, values, np.full(4, of), mean, np.full(4, -1))
+        assert deviations[0][at] == sum(100 if one > 150 else one for one in group["value"])
+        assert deviations[1][at] == pytest.approx(((among["value"] - mean[at]) ** 2).sum())
+        assert middle[at].sum() / 2 == (timed["value"].median() or 0)
+        ordered = expected.filter(phase=at)["row"].to_list()
+        part = -(-len(ordered) // 10)
+        assert ends[at].tolist() == ([ordered[0], ordered[-1]] if ordered else [-1, -1])
+        last = ordered[len(ordered) - part :]
+        assert np.flatnonzero(tenth == 2 * at + 1).tolist() == sorted(last)
+        assert np.flatnonzero(tenth == 2 * at).tolist() == sorted({*ordered[:part]} - {*last})
+        assert tenths[2 * at + 1] == sum(value[last] > 0)
+    assert ((tenth >= 0) <= chosen).all()
+
+
+def test_part_sums_add_the_values_of_each_row_at_the_number_of_its_step():
+    out = np.zeros((4, 2))
+    rows, kinds = np.array([0, 1, 1]), np.array([0, 1, 1])
+    phase_sums.part_sums(np.array([0, 0, 1]), np.array([1, 0]), rows, kinds, np.array([1.0, 2.0, 4.0]), 2, out)
+    assert out.tolist() == [[0, 2], [1, 0], [0, 4], [0, 0]]

@@ -78,11 +78,9 @@ def live_coverage() -> LayerPicture:
 
 def coverage_rows(phases: Phases, most: int) -> dict[str, list[Any]]:
     """Return the columns of `live_coverage`, the longest phases first."""
-    hue = pl.col("phase").replace_strict(colours(phases))
-    share, until = 100 * pl.col("share"), 100 * covered()
-    return (
-        phases.frame.select("name", "phase", colour=hue, share=share, until=until).head(most).to_dict(as_series=False)
-    )
+    share, until, hues = 100 * pl.col("share"), 100 * covered(), colours(phases)
+    rows = phases.aggregates.select("name", "phase", share=share, until=until).head(most).to_dict(as_series=False)
+    return rows | {"colour": [hues[phase] for phase in rows["phase"]]}
 
 
 def _bars(base: alt.Chart, third: alt.Chart, opacity: Any = alt.Undefined) -> list[alt.Chart]:

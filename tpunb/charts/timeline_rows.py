@@ -77,7 +77,8 @@ class Timeline:
     @cached_property
     def _seen(self) -> Ints:
         seen = self.steps.frame["traced"].cast(pl.String)
-        return seen.replace_strict([*TRACED], range(len(TRACED)), return_dtype=pl.Int64).to_numpy()
+        numbers = seen.replace_strict([*TRACED], range(len(TRACED)), return_dtype=pl.Int64)
+        return np.asarray(numbers.to_numpy()[self._steps.row])
 
     def rows(
         self, phases: Phases | None, chosen: int | None = None, *, alias: Mapping[int, tuple[int, str]] | None = None
@@ -107,19 +108,21 @@ class Timeline:
             of_step, ranks = np.zeros(len(self.steps), np.int64), Ranks([None], [0], [""])
         else:
             of_step, ranks = _ranked(phases, chosen, alias)
-        spans = self._steps
-        rank, seen = of_step[spans.row], self._seen[spans.row]
+        spans, seen = self._steps, self._seen
         if not spans.each:
-            return self._sliced(rank, seen, ranks)
+            return self._sliced(of_step, seen, ranks)
+        rank = of_step[spans.row]
         place, step = np.arange(len(rank)), self.steps.frame["step"].to_numpy()[spans.row]
         high = np.full_like(rank, 100)
         return Marks(ranks, rank, seen, place, spans.lane, spans.start, spans.end, 0 * high, high, step)
 
-    def _sliced(self, rank: Ints, seen: Ints, ranks: Ranks) -> Marks:
+    def _sliced(self, of_step: Ints, seen: Ints, ranks: Ranks) -> Marks:
         """Return each slice of time divided by the parts that its phases took, the longest phase on top."""
+        from tpunb.frames.phase_sums import part_sums  # compiled
+
         spans, many, each = self._steps, len(ranks.phase), _slices(len(self.hosts))
-        key = (spans.slice * many + rank) * 3 + seen
-        parts = np.bincount(key, spans.part, minlength=each * len(self.hosts) * many * 3).reshape(-1, 3)
+        parts = np.zeros((each * len(self.hosts) * many, 3))
+        part_sums(spans.slice, of_step, spans.row, seen, spans.part, many, parts)
         code = np.flatnonzero(parts.sum(axis=1) > _LEAST_PART)
         part, seen = parts[code].sum(axis=1), parts[code].argmax(axis=1)  # traced as most of it was
         place, rank = code // many, code % many
@@ -272,11 +275,11 @@ def _digits(values: Ints) -> str:
 def _ranked(phases: Phases, chosen: int | None, alias: Mapping[int, tuple[int, str]] | None) -> tuple[Ints, Ranks]:
     """Return the rank of each step, and the look of each rank."""
     others, outliers = len(PHASE_COLOURS), len(PHASE_COLOURS) + 1  # shades
-    real = [phase for phase in phases.frame["phase"] if phase >= 0]
+    named = phases.names
+    real = [phase for phase in named if phase >= 0]
     alone = real[: len(PHASE_COLOURS)]
     if chosen in real and chosen not in alone:
         alone.append(chosen)
-    named = dict(phases.frame.select("phase", "name").iter_rows())
     given = {phase: (at, cleaned(named[phase])) for at, phase in enumerate(real)} if alias is None else alias
     looks = [given.get(phase, (others, cleaned(named[phase]))) for phase in alone]
     rest = ["others", "outliers"]

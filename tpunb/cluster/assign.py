@@ -191,9 +191,7 @@ def _far(steps: Steps, labels: Ints, among: NDArray[np.bool_]) -> NDArray[np.boo
     size = np.bincount(phase[among], minlength=len(ids))
     far = np.zeros(len(labels), np.bool_)
     for has_input, time, ascending in zip((False, True), columns.times_ps, _ascending(steps), strict=True):
-        middle = np.zeros((len(ids), 2), dtype=np.int64)
-        middle_values(phase, ascending[among[ascending]], time, size, middle)
-        usual = middle[phase, 0]
+        usual = middle_values(phase, ascending[among[ascending]], time, size)[phase, 0]
         longer = (time > LIMITS.outlier_time_ratio * usual) & (time - usual > LIMITS.outlier_excess_ps)
         far |= (columns.has_input == has_input) & longer
     return far & ~columns.full & columns.timed & (labels >= 0) & (size > 0)[phase]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tpunb.errors import check_whole
 from tpunb.frames import Steps
+from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Ints
 
 
@@ -22,14 +23,14 @@ def in_order(labels: NDArray[np.integer[Any]], steps: Steps) -> Ints:
     >>> in_order(np.array([7, -1, 3, 7]), toy_steps("abca")).tolist()
     [0, -1, 1, 0]
     """
-    backwards = labels[np.argsort(steps.frame["start_ps"].to_numpy(), kind="stable")[::-1]]
-    first = np.full(int(labels.max(initial=-1)) + 2, len(labels))  # the last place is for -1, after all others
-    first[backwards] = np.arange(len(labels))[::-1]  # the last one written stays
-    first[-1] = len(labels)
-    number = np.empty(len(first), dtype=np.int64)
-    number[np.argsort(first, kind="stable")] = np.arange(len(first))
-    number[-1] = -1
-    return np.asarray(number[labels])
+    from tpunb.cluster.kernels import renumbered  # compiled
+
+    return renumbered(labels.astype(np.int64, copy=False), _by_start(steps), int(labels.max(initial=-1)) + 1)
+
+
+@memoised
+def _by_start(steps: Steps) -> Ints:
+    return np.argsort(steps.frame["start_ps"].to_numpy(), kind="stable")
 
 
 def of_one_kind(labels: Ints, kinds: Ints) -> Ints:

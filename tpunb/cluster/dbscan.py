@@ -26,7 +26,7 @@ from tpunb.cluster.recorded import incidental
 from tpunb.errors import check_whole, wrong_type
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised, memoised_last
-from tpunb.frames.op_matrix import Floats, Ints, op_matrix
+from tpunb.frames.op_matrix import Floats, Ints, factorize, op_matrix
 from tpunb.frames.phases import Labels
 
 PAPER_SWEEP = tuple(range(5, 201, 25))
@@ -127,10 +127,11 @@ class DBSCAN(Parameters):
                 "chosen": np.arange(len(values)) == chosen,
             }
         )
-        labels = np.where(outside, -1, graph.labels(int(values[chosen])))
+        cut = graph.cut(int(values[chosen]))
         if self.features == "default":
-            groups = _groups(steps, self.features, merged, float(eps))
-            labels = _without_few(of_one_kind(labels, kinds_of(steps)), steps, groups)
+            labels = _of_groups(cut, steps, _groups(steps, self.features, merged, float(eps)))
+        else:
+            labels = np.where(outside, -1, cut[merged.labels])
         return Labels(in_order(labels, steps), sweeps)
 
 
@@ -155,7 +156,8 @@ class _Groups(NamedTuple):
     """Steps that get one label at any ``min_samples``: of one kind and one micro-cluster, or outside of it."""
 
     group: Ints  # of each step
-    first: Ints  # step of each group
+    micro: Ints  # micro-cluster of each group, -1 outside of it
+    kind: Ints
     size: Ints
     ran: Floats  # steps in which each operation that is not incidental ran, (groups, ops)
 
@@ -168,26 +170,32 @@ def _groups(steps: Steps, features: Features, merged: MicroClusters, eps: float)
     key = (merged.labels * 2 + outside) * (int(kinds.max(initial=0)) + 1) + kinds
     _, first, group, size = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
     ran = phase_sums.sums(op_matrix(steps).presence(), group, len(size))
-    return _Groups(group, first, size, ran[:, ~incidental(steps)])
+    micro = np.where(outside, -1, merged.labels)[first]
+    return _Groups(group, micro, kinds[first], size, ran[:, ~incidental(steps)])
 
 
-def _without_few(labels: Ints, steps: Steps, groups: _Groups) -> Ints:
-    """Return labels in which a few steps that differ from a larger cluster in time alone are outliers."""
-    from scipy.sparse import csr_array
+def _of_groups(cut: Ints, steps: Steps, groups: _Groups) -> Ints:
+    """Return one label per step from those of the micro-clusters, one cluster per kind.
 
-    least = min(len(steps) // 10, 5)
-    label = labels[groups.first]
-    clusters, first, at = np.unique(label, return_index=True, return_inverse=True)
-    size = np.bincount(at, groups.size, minlength=len(clusters))
-    if not ((size < least) & (clusters >= 0)).any():
-        return labels
-    members = csr_array((np.ones(len(at)), (at, np.arange(len(at)))), shape=(len(clusters), len(at)))
-    program = members @ groups.ran > size[:, None] / 2  # operations of most of its steps
-    kinds = kinds_of(steps)[groups.first[first]]
-    for few in np.flatnonzero((size < least) & (clusters >= 0)):
-        same = (program == program[few]).all(axis=1) & (kinds == kinds[few]) & (clusters >= 0) & (size >= least)
-        alone = size[few] == 1 and len(steps) >= 20  # one step of another kind among those of a cluster
-        label[(at == few) & (same.any() or alone)] = -1
+    A few steps that differ from a larger cluster in time alone are outliers.
+    """
+    label = of_one_kind(np.append(cut, -1)[groups.micro], groups.kind)
+    clusters, at = factorize(label)
+    size, least = np.bincount(at, groups.size), min(len(steps) // 10, 5)
+    is_few = (size < least) & (clusters >= 0)
+    if is_few.any():
+        from scipy.sparse import csr_array
+
+        members = csr_array((np.ones(len(at)), (at, np.arange(len(at)))), shape=(len(clusters), len(at)))
+        program = members @ groups.ran > size[:, None] / 2  # operations of most of its steps
+        kinds = np.zeros(len(clusters), dtype=np.int64)
+        kinds[at] = groups.kind  # of outliers any
+        larger = np.flatnonzero((size >= least) & (clusters >= 0))
+        for few in np.flatnonzero(is_few):
+            alone = size[few] == 1 and len(steps) >= 20  # one step of another kind among those of a cluster
+            same = larger[kinds[larger] == kinds[few]]
+            if alone or (program[same] == program[few]).all(axis=1).any():
+                label[at == few] = -1
     return label[groups.group]
 
 
@@ -303,8 +311,14 @@ class Graph:
 
     def labels(self, min_samples: int) -> Ints:
         """Return one label per step, -1 for outliers: those of scikit-learn's DBSCAN on the same points."""
+        return self.cut(min_samples)[self.merged.labels]
+
+    def cut(self, min_samples: int) -> Ints:
+        """Return the label of each micro-cluster."""
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import connected_components
+
+        from tpunb.cluster.kernels import join_borders
 
         core = np.flatnonzero(self.reach >= min_samples)
         label = np.full(len(self.reach), -1, dtype=np.int64)
@@ -312,15 +326,9 @@ class Graph:
             *ends, least = self._forest  # its edges connect the same cores as all edges do
             begin = np.searchsorted(least, min_samples)
             edges = csr_array((np.ones(len(least) - begin), (ends[0][begin:], ends[1][begin:])), shape=self.near.shape)
-            component = connected_components(edges, directed=False)[1][core]
-            label[core] = np.unique(component, return_inverse=True)[1]
-            # a border point of two clusters belongs to the first one
-            rest = np.flatnonzero(label < 0)
-            by_label = core[np.argsort(label[core], kind="stable")]
-            beside = self.near[np.ix_(rest, by_label)]
-            first = beside.argmax(axis=1)
-            label[rest] = np.where(beside[np.arange(len(rest)), first], label[by_label[first]], -1)
-        return label[self.merged.labels]
+            label[core] = factorize(connected_components(edges, directed=False)[1][core])[1]
+            join_borders(self.near, core, label)
+        return label
 
 
 def distances(merged: MicroClusters) -> Floats:

@@ -243,3 +243,29 @@ def _add(leaders: Leaders, slot: int, step: Step, weight: float, products: Float
         sums[np.uint64(step.columns[k]), 1] += step.roots[k]
     leaders.slots[slot, 1] = leaders.counts[1]
     leaders.counts[1] += 1
+
+
+@_compiled
+def renumbered(labels: Ints, by_start: Ints, size: int) -> Ints:
+    """Return labels below `size` as 0, 1, 2, ... by first appearance in time; -1 stays."""
+    number, count = np.full(size, -1, np.int64), 0
+    for row in by_start:
+        if labels[row] >= 0 and number[labels[row]] < 0:
+            number[labels[row]] = count
+            count += 1
+    out = np.full(labels.size, -1, np.int64)
+    for row in range(labels.size):
+        if labels[row] >= 0:
+            out[row] = number[labels[row]]
+    return out
+
+
+@_compiled
+def join_borders(near: NDArray[np.bool_], core: Ints, label: Ints) -> None:
+    """Give each point that is no core the least label of the cores near it: a border belongs to the first cluster."""
+    is_core = np.zeros(label.size, np.bool_)
+    is_core[core] = True
+    for at in np.flatnonzero(~is_core):
+        for other in core:
+            if near[at, other] and (label[at] < 0 or label[other] < label[at]):
+                label[at] = label[other]

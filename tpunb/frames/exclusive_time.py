@@ -58,8 +58,7 @@ def group_medians(times: Ints, group: Ints, ascending: Ints) -> Ints:
     from tpunb.frames.phase_sums import middle_values  # compiled: half a second that importing need not wait
 
     groups = int(group.max(initial=-1)) + 1
-    middle = np.zeros((groups, 2), dtype=np.int64)
-    middle_values(group, ascending, times, np.bincount(group[ascending], minlength=groups), middle)
+    middle = middle_values(group, ascending, times, np.bincount(group[ascending], minlength=groups))
     return np.asarray(middle.sum(axis=1) // 2)
 
 

@@ -157,8 +157,9 @@ def factorize(labels: NDArray[np.integer[Any]]) -> tuple[Ints, Ints]:
     if high - low > len(labels) + 1000:  # labels usually count from 0
         distinct, place = np.unique(labels, return_inverse=True)
         return distinct.astype(np.int64), place
-    used = np.bincount(labels - low, minlength=1) > 0
-    return np.flatnonzero(used) + low, (np.cumsum(used) - 1)[labels - low]
+    from tpunb.frames import sparse_loops  # compiled
+
+    return sparse_loops.places(labels.astype(np.int64, copy=False), low, high)
 
 
 @memoised

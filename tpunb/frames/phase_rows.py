@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 
 from tpunb import schema
 from tpunb.frames.cache import memoised, memoised_last
-from tpunb.frames.exclusive_time import deviates, exclusive_time, group_medians, rows_by_time
-from tpunb.frames.op_matrix import Floats, Ints, factorize
+from tpunb.frames.exclusive_time import exclusive_time, group_medians, rows_by_time
+from tpunb.frames.op_matrix import Ints, factorize
 from tpunb.frames.phase_names import phase_names, saving
 from tpunb.frames.steps import Steps
+
+if TYPE_CHECKING:
+    from tpunb.frames.phase_sums import StepValues
 
 _SUMS = ("device_ps", "idle_ps", "input_ps")  # null if no step of the phase has it
 _DRIFTING = 20  # fewest steps whose drift is known
@@ -26,116 +29,121 @@ def rows(steps: Steps, labels: pl.Series) -> pl.DataFrame:
     >>> rows(toy_steps("aab"), pl.Series([0, 0, 1])).select("phase", "steps", "kinds", "step_ps").rows()
     [(0, 2, 'train', 1000000000), (1, 1, 'train', 2000000000)]
     """
-    return _rows(steps, labels.to_numpy().astype(np.int64).tobytes())
+    values = labels.to_numpy()
+    low, high = int(values.min(initial=0)), int(values.max(initial=0))
+    dtype = np.min_scalar_type(min(low, -1 - high))  # few bytes are compared faster
+    return _rows(steps, values.astype(dtype).tobytes(), dtype)
 
 
 @memoised_last  # a slider often moves without changing a label
-def _rows(steps: Steps, labels: bytes) -> pl.DataFrame:
-    from tpunb.frames.phase_sums import in_phases, middle_values, row_sums
+def _rows(steps: Steps, labels: bytes, dtype: np.dtype[Any]) -> pl.DataFrame:
+    from tpunb.frames.phase_sums import middle_values, phase_deviations, phase_ends, phase_sums
 
-    columns = _columns(steps)
-    ids, phase = factorize(np.frombuffer(labels, dtype=np.int64))
-    sums = np.zeros((len(ids), columns.sums.shape[1]), dtype=np.int64)
-    row_sums(phase, columns.sums, sums)
-    sum_of = dict(zip(columns.names, sums.T, strict=True))
-    middle = np.zeros((len(ids), 2), dtype=np.int64)
-    middle_values(phase, columns.by_time, columns.time, sum_of["timed"], middle)
+    columns, values = _columns(steps), _columns(steps).values
+    ids, phase = factorize(np.frombuffer(labels, dtype))
+    counts, sums, floats = phase_sums(phase, len(ids), len(columns.flags), values)
+    totals = np.ascontiguousarray(np.hstack([sums, counts @ columns.flags]).T)  # loops are compiled for one layout
+    sum_of = dict(zip(columns.names, totals, strict=True))
+    count, timed, usual = counts.sum(axis=1), sum_of["timed"], sum_of["usual"]
+    # step time varies without partial steps (too long) where there are others
+    varies, varying = np.where(usual > 0, 1, 2), np.where(usual > 0, usual, timed)
+    mean = floats[np.arange(len(ids)), varies] / varying.clip(1)
+    exclusive = values.by_exclusive, values.exclusive
     # as in goodput: the exclusive time of a step, of an unusually long one up to the median of its phase or kind
-    of_phase = group_medians(columns.exclusive, phase, columns.by_exclusive)[phase]
-    usual = np.where(ids[phase] < 0, columns.kind_median, of_phase)
-    productive = np.zeros((len(ids), 1), dtype=np.int64)
-    exclusive = np.where(deviates(columns.exclusive, usual), usual, columns.exclusive)
-    row_sums(phase, exclusive[:, None], productive)  # in integers
-    order = np.empty_like(columns.by_start)
-    size = in_phases(phase, columns.by_start, order)  # of steps that have a start
-    after = np.cumsum(size)
-    first, last = (np.append(order, -1)[np.where(size > 0, at, -1)] for at in (after - size, after - 1))
-    begins, ends = (steps.frame["start_ps", "step"][rows.clip(0)] for rows in (first, last))
-    count = np.bincount(phase, minlength=len(ids))
-    frame = pl.DataFrame(
-        {
-            "phase": ids,
-            "steps": count,
-            "full": sum_of["full"],
-            "kinds": _kinds(columns, phase, len(ids)),
-            "first_step": _where(first >= 0, begins["step"]),
-            "start_ps": _where(first >= 0, begins["start_ps"]),
-            "dur_ps": sum_of["dur_ps"],
-            "productive_ps": productive[:, 0],
-            "share": productive[:, 0] / max(int(productive.sum()), 1),
-            "step_ps": _ratio(middle.sum(axis=1), 2 * (sum_of["timed"] > 0)).round(),
-            **{name: _where(sum_of[f"{name} steps"] > 0, sum_of[name]) for name in _SUMS},
-            "input": _ratio(sum_of["input_ps"], sum_of["input base_ps"]),
-            "step_time_cv": _step_time_cv(columns, phase, len(ids)),
-            "drift": _drift(columns, phase, order, size, (count >= _DRIFTING) & (ids >= 0)),
-            "idle": _ratio(sum_of["idle_ps"], sum_of["idle base_ps"]),
-            "mxu_util": _ratio(np.bincount(phase, columns.mxu, minlength=len(ids)), sum_of["mxu base_ps"]),
-        }
-    )
+    medians = middle_values(phase, *exclusive, sum_of["took"]).sum(axis=1) // 2
+    productive, squares = phase_deviations(phase, values, varies, mean, np.where(ids < 0, -1, medians))
+    ends, tenth, tenths = phase_ends(phase, values, sum_of["started"])
+    begin, end = (middle_values(tenth, *exclusive, tenths).sum(axis=1) // 2).reshape(-1, 2).T
+    first, last = (_where(sum_of["started"] > 0, steps.frame["start_ps"][at]) for at in ends.clip(0).T)
+    step_ps = _ratio(middle_values(phase, values.by_time, values.time, timed).sum(axis=1), 2 * (timed > 0))
+    table = {
+        "phase": ids,
+        "steps": count,
+        "full": sum_of["full"],
+        "kinds": _kinds(columns.kinds, counts @ columns.of_kind),
+        "first_step": _where(sum_of["started"] > 0, steps.frame["step"][ends[:, 0].clip(0)]),
+        "start_ps": first,
+        "dur_ps": sum_of["dur_ps"],
+        "productive_ps": productive,
+        "share": productive / max(int(productive.sum()), 1),
+        "step_ps": step_ps.round().cast(int),
+        **{name: _where(sum_of[f"{name} steps"] > 0, sum_of[name]) for name in _SUMS},
+        "input": _ratio(sum_of["input_ps"], sum_of["input base_ps"]),
+        "step_time_cv": _where(varying > 0, np.sqrt(squares / varying.clip(1)) / mean.clip(1)),
+        # median exclusive time of the last tenth of the steps by that of the first, less 1
+        "drift": _where((count >= _DRIFTING) & (ids >= 0) & (begin > 0), end / begin.clip(1) - 1),
+        "idle": _ratio(sum_of["idle_ps"], sum_of["idle base_ps"]),
+        "mxu_util": _ratio(floats[:, 0], sum_of["mxu base_ps"]),
+        "confidence": pl.Series([None] * len(ids), dtype=pl.Float64),
+    }
     shares = {name: sum_of[name] / count for name in ("saving", "compiling")}
-    named = frame.with_columns(last_ps=_where(last >= 0, ends["start_ps"]), **shares)
-    frame = frame.with_columns(name=pl.Series(phase_names(named.to_dicts()), dtype=pl.String))
-    return schema.check(frame.sort("productive_ps", "phase", descending=[True, False]), schema.PHASES, "phases")
+    names = phase_names(pl.DataFrame({**table, "last_ps": last, **shares}).to_dicts())
+    frame = pl.DataFrame(table).insert_column(1, pl.Series("name", names, dtype=pl.String))
+    return schema.check(frame[np.argsort(-productive, kind="stable")], schema.PHASES, "phases")
 
 
 class _Columns(NamedTuple):
-    """What depends on the steps alone, as arrays."""
+    """What depends on the steps alone, and what its sums are called."""
 
-    names: list[str]
-    sums: Ints  # of `names`, to add up
-    time: Ints  # 0 where null
-    mxu: Floats  # utilisation times picoseconds
-    by_time: Ints  # rows that have a time
-    by_start: Ints
-    timed: NDArray[np.bool_]
-    partial: NDArray[np.bool_]
+    names: list[str]  # of the sums, then of the flags
+    flags: Ints  # (combinations, flags)
     kinds: list[str]
-    kind: Ints  # number in `kinds`, with one more for none
-    exclusive: Ints
-    by_exclusive: Ints  # rows that took time
-    kind_median: Ints  # of `exclusive` over the kind
+    of_kind: Ints  # which combinations are of each kind, the last of none: (combinations, kinds + 1)
+    values: StepValues
 
 
 @memoised
 def _columns(steps: Steps) -> _Columns:
+    from tpunb.frames.phase_sums import StepValues
+
     dur = pl.col("dur_ps").fill_null(0)
-    having = {f"{name} steps": pl.col(name).is_not_null() for name in _SUMS}
-    bases = {
-        # devices may idle beyond a step that ends with its launch: never for more than all their time
-        "idle base_ps": pl.when(pl.col("idle_ps") > dur)
+    idle_base = (  # devices may idle beyond a step that ends with its launch: never for more than all their time
+        pl.when(pl.col("idle_ps") > dur)
         .then(pl.col("idle_ps") + pl.col("device_ps").fill_null(0))
-        .otherwise(dur * pl.col("idle_ps").is_not_null()),
-        "input base_ps": dur * pl.col("input_ps").is_not_null(),
-        "mxu base_ps": dur * pl.col("mxu_util").is_not_null(),
-    }
+        .otherwise(dur * pl.col("idle_ps").is_not_null())
+    )
     added = steps.frame.select(
         *_SUMS,
+        dur,
+        idle_base.alias("idle base_ps"),
+        (dur * pl.col("input_ps").is_not_null()).alias("input base_ps"),
+        (dur * pl.col("mxu_util").is_not_null()).alias("mxu base_ps"),
+    ).select(pl.all().cast(pl.Int64).fill_null(0))
+    exclusive = steps.frame.select(exclusive_time().fill_null(0)).to_series().to_numpy()
+    timed = pl.col("dur_ps").is_not_null()
+    flags = steps.frame.select(
         full=pl.col("traced") == "full",
-        timed=pl.col("dur_ps").is_not_null(),
-        dur_ps=dur,
+        timed=timed,
+        usual=timed & (pl.col("traced") != "partial"),
         saving=saving(steps),
         compiling=pl.col("compile_ps") > 0,
-        **having,
-        **bases,
+        took=pl.Series(exclusive) > 0,
+        started=pl.col("start_ps").is_not_null(),
+        **{f"{name} steps": pl.col(name).is_not_null() for name in _SUMS},
     ).select(pl.all().cast(pl.Int64).fill_null(0))
     kinds = steps.frame["kind"].drop_nulls().unique().sort()
     kind = (steps.frame["kind"].rank("dense").cast(pl.Int64) - 1).fill_null(len(kinds)).to_numpy()
-    exclusive = steps.frame.select(exclusive_time().fill_null(0)).to_series().to_numpy()
+    bits = np.arange(flags.width)
+    combinations, of_step = factorize((kind << flags.width) + (flags.to_numpy() << bits).sum(axis=1))
     ascending = rows_by_time(exclusive)
-    return _Columns(
-        added.columns,
-        np.ascontiguousarray(added.to_numpy()),
-        added["dur_ps"].to_numpy(),
-        steps.frame.select((pl.col("mxu_util") * dur).fill_null(0.0)).to_series().to_numpy(),
+    varies = flags.select(pl.when(usual=1).then(1).otherwise(2 * pl.col("timed"))).to_series()
+    values = (
+        added.to_numpy(),
+        steps.frame.select((pl.col("mxu_util") * dur).fill_null(0.0)).to_series(),
+        added["dur_ps"],
+        varies.cast(pl.Int8),
+        exclusive,
+        group_medians(exclusive, kind, ascending)[kind],
         _ascending(steps.frame["dur_ps"]),
         _ascending(steps.frame["start_ps"]),
-        added["timed"].to_numpy() > 0,
-        (steps.frame["traced"] == "partial").to_numpy(),
-        kinds.to_list(),
-        kind,
-        exclusive,
         ascending,
-        group_medians(exclusive, kind, ascending)[kind],
+    )
+    return _Columns(
+        [*added.columns, *flags.columns],
+        combinations[:, None] >> bits & 1,
+        kinds.to_list(),
+        ((combinations >> flags.width)[:, None] == [*range(len(kinds)), -1]).astype(np.int64),
+        StepValues(of_step, *(np.array(column, order="C") for column in values)),
     )
 
 
@@ -146,7 +154,7 @@ def _ascending(column: pl.Series) -> Ints:
 
 
 def _where(valid: NDArray[np.bool_], values: NDArray[np.number] | pl.Series) -> pl.Series:
-    return pl.Series(values).set(pl.Series(~valid), None)
+    return pl.Series(values) if valid.all() else pl.Series(values).set(pl.Series(~valid), None)
 
 
 def _ratio(part: NDArray[np.number], base: Ints) -> pl.Series:
@@ -154,35 +162,11 @@ def _ratio(part: NDArray[np.number], base: Ints) -> pl.Series:
     return _where(base > 0, part / np.maximum(base, 1))
 
 
-def _step_time_cv(columns: _Columns, phase: Ints, phases: int) -> pl.Series:
-    """Return the coefficient of variation of step time, without partial steps (too long) where there are others."""
-    from tpunb.frames.phase_sums import variances
-
-    moments = np.zeros((phases, 2))
-    size = variances(phase, columns.time, columns.timed, ~columns.partial, moments)
-    return _where(size > 0, np.sqrt(moments[:, 1]) / moments[:, 0].clip(1))
-
-
-def _drift(columns: _Columns, phase: Ints, order: Ints, size: Ints, of: NDArray[np.bool_]) -> pl.Series:
-    """Return the median exclusive time of the last tenth of each phase's steps by that of the first, less 1."""
-    from tpunb.frames.phase_sums import ends
-
-    end = np.full(len(phase), -1)
-    ends(order, size, end)
-    rows = columns.by_exclusive[end[columns.by_exclusive] >= 0]
-    middle = group_medians(columns.exclusive, end.clip(0), rows)
-    first, last = np.append(middle, np.zeros(2 * len(size) - len(middle), np.int64)).reshape(-1, 2).T
-    return _where(of & (first > 0), last / np.maximum(first, 1) - 1)
-
-
-def _kinds(columns: _Columns, phase: Ints, phases: int) -> pl.Series:
+def _kinds(names: list[str], counts: Ints) -> pl.Series:
     """Return the kinds of the steps of each phase in one text, the most frequent first."""
-    width = len(columns.kinds) + 1
-    counts = np.bincount(phase * width + columns.kind, minlength=phases * width).reshape(-1, width)
-    counts[:, -1] = 0
     different = (counts > 0).sum(axis=1)
-    texts = np.array([*columns.kinds, None], dtype=object)[np.where(different > 0, counts.argmax(axis=1), -1)]
+    texts = np.array([*names, None], dtype=object)[np.where(different > 0, counts.argmax(axis=1), -1)]
     for row in np.flatnonzero(different > 1):
         order = np.argsort(-counts[row], kind="stable")
-        texts[row] = ", ".join(columns.kinds[kind] for kind in order if counts[row, kind])
+        texts[row] = ", ".join(names[kind] for kind in order if counts[row, kind])
     return pl.Series(texts.tolist(), dtype=pl.String)

@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from tpunb.frames.exclusive_time import USUAL
 from tpunb.frames.op_matrix import Floats, Ints, factorize, int_arrays, op_matrix, self_times
 from tpunb.frames.sparse_loops import compiled
 from tpunb.frames.steps import Steps
@@ -183,73 +184,105 @@ def _root_sums(
             sums[np.uint64(indices[k])] += weight[i] * np.sqrt(values[k])
 
 
-@compiled
-def row_sums(phase: Ints, values: Ints, out: Ints) -> None:
-    """Add the rows of `values`, (steps, columns), to those of their phases in `out`, (phases, columns)."""
-    for i in range(phase.size):
-        sums = out[phase[i]]
-        for k in range(values.shape[1]):
-            sums[k] += values[i, k]
+class StepValues(NamedTuple):
+    """What depends on the steps alone, one row per step; an order leaves out the rows that have no such value."""
+
+    flags: Ints  # number of the combination of flags and kind
+    sums: Ints  # (steps, columns), to add up
+    mxu: Floats  # utilisation times picoseconds
+    time: Ints  # 0 where null
+    varies: NDArray[np.int8]  # 1 if the time counts for the variance, 2 if only in phases without a 1, else 0
+    exclusive: Ints
+    kind_median: Ints  # of `exclusive` over the kind
+    by_time: Ints
+    by_start: Ints
+    by_exclusive: Ints  # rows that took time
 
 
 @compiled
-def middle_values(phase: Ints, ascending: Ints, values: Ints, size: Ints, out: Ints) -> None:
-    """Write the two middle values of each phase to `out`, (phases, 2); equal if their number is odd.
+def phase_sums(phase: Ints, phases: int, flags: int, values: StepValues) -> tuple[Ints, Ints, Floats]:
+    """Return the number of steps of each phase by flags, the sums of its columns, and sums of floats, (phases, 3).
 
-    `ascending` are the rows of the steps in order of their values, `size` of them in each phase.
+    These are the utilisation, and the times whose `varies` is 1, and 2.
     """
-    count = np.zeros(size.size, np.int64)
+    counts, floats = np.zeros((phases, flags), np.int64), np.zeros((phases, 3))
+    sums = np.zeros((phases, values.sums.shape[1]), np.int64)
+    for row in range(phase.size):
+        at = phase[row]
+        counts[at, values.flags[row]] += 1
+        for k in range(values.sums.shape[1]):
+            sums[at, k] += values.sums[row, k]
+        floats[at, 0] += values.mxu[row]
+        if values.varies[row]:
+            floats[at, values.varies[row]] += values.time[row]
+    return counts, sums, floats
+
+
+@compiled
+def phase_deviations(phase: Ints, values: StepValues, varies: Ints, mean: Floats, usual: Ints) -> tuple[Ints, Floats]:
+    """Return the productive time of each phase, and the sum of the squares of its times less their mean.
+
+    `varies` is that of the times which count, `usual` the median exclusive time, -1 for that of the kind.
+    """
+    productive, squares = np.zeros(usual.size, np.int64), np.zeros(usual.size)
+    for row in range(phase.size):
+        at = phase[row]
+        median = values.kind_median[row] if usual[at] < 0 else usual[at]
+        deviates = values.exclusive[row] > USUAL * median
+        productive[at] += median if deviates else values.exclusive[row]
+        if values.varies[row] == varies[at]:
+            squares[at] += (values.time[row] - mean[at]) ** 2
+    return productive, squares
+
+
+@compiled
+def middle_values(phase: Ints, ascending: Ints, values: Ints, size: Ints) -> Ints:
+    """Return the two middle values of each phase, (phases, 2); equal if their number is odd, 0 if there are none.
+
+    `ascending` are the rows of the steps in order of their values, `size` of them in each phase; -1 is no phase.
+    """
+    out, count, low, high = (
+        np.zeros((size.size, 2), np.int64),
+        np.zeros(size.size, np.int64),
+        (size - 1) // 2,
+        size // 2,
+    )
     for row in ascending:
         at = phase[row]
-        if count[at] == (size[at] - 1) // 2:
+        if at < 0:
+            continue
+        if count[at] == low[at]:
             out[at, 0] = values[row]
-        if count[at] == size[at] // 2:
+        if count[at] == high[at]:
             out[at, 1] = values[row]
         count[at] += 1
+    return out
 
 
 @compiled
-def in_phases(phase: Ints, rows: Ints, out: Ints) -> Ints:
-    """Write the rows to `out` by phase, in their order in each; return the number of each phase's, (phases,)."""
-    size = np.zeros(phase.max() + 1 if phase.size else 0, np.int64)
-    for row in rows:
-        size[phase[row]] += 1
-    after = np.cumsum(size) - size
-    for row in rows:
-        out[after[phase[row]]] = row
-        after[phase[row]] += 1
-    return size
+def phase_ends(phase: Ints, values: StepValues, size: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the first and the last row of each phase by start, (phases, 2), `size` of them in each; -1 without any.
 
-
-@compiled
-def ends(order: Ints, size: Ints, out: Ints) -> None:
-    """Write 2 · phase to `out`, (steps,), for the first tenth of the rows of each in `order`, one more for the last."""
-    begin = 0
-    for phase in range(size.size):
-        tenth = -(-size[phase] // 10)
-        for at in range(begin, begin + tenth):
-            out[order[at]] = 2 * phase
-        begin += size[phase]
-        for at in range(begin - tenth, begin):
-            out[order[at]] = 2 * phase + 1
-
-
-@compiled
-def variances(phase: Ints, values: Ints, chosen: NDArray[np.bool_], usual: NDArray[np.bool_], out: Floats) -> Ints:
-    """Write mean and variance of each phase's values to `out`, (phases, 2), and return their numbers.
-
-    They are of the chosen steps, if there are any in the phase of the usual ones among them.
+    And 2 · phase for the rows of its first tenth, one more for the last, else -1, (steps,); and how many of each took
+    time.
     """
-    size, counted = np.zeros(len(out), np.int64), np.zeros(len(out), np.bool_)
-    for row in range(phase.size):
-        counted[phase[row]] |= chosen[row] & usual[row]
-    for row in range(phase.size):
-        if chosen[row] and (usual[row] or not counted[phase[row]]):
-            size[phase[row]] += 1
-            out[phase[row], 0] += values[row]
-    out[:, 0] /= np.maximum(size, 1)
-    for row in range(phase.size):
-        if chosen[row] and (usual[row] or not counted[phase[row]]):
-            out[phase[row], 1] += (values[row] - out[phase[row], 0]) ** 2
-    out[:, 1] /= np.maximum(size, 1)
-    return size
+    ends, tenth, tenths = np.full((size.size, 2), -1), np.full(phase.size, -1), np.zeros(2 * size.size, np.int64)
+    count, part = np.zeros(size.size, np.int64), (size + 9) // 10
+    for row in values.by_start:
+        at = phase[row]
+        if not count[at]:
+            ends[at, 0] = row
+        ends[at, 1] = row
+        is_last = count[at] >= size[at] - part[at]
+        if is_last or count[at] < part[at]:
+            tenth[row] = 2 * at + is_last
+            tenths[tenth[row]] += values.exclusive[row] > 0
+        count[at] += 1
+    return ends, tenth, tenths
+
+
+@compiled
+def part_sums(group: Ints, of_step: Ints, row: Ints, kind: Ints, values: Floats, size: int, out: Floats) -> None:
+    """Add values to `out`, (groups · `size`, kinds), at the number below `size` of the step in their row."""
+    for k in range(row.size):
+        out[group[k] * size + of_step[row[k]], kind[k]] += values[k]

@@ -153,12 +153,12 @@ class Phases:
     @cached_property
     def frame(self) -> pl.DataFrame:
         """One row per phase, longest first: ``tpunb.schema.PHASES``."""
-        of_phase = [self._confidences.get(phase) for phase in self._rows["phase"]]
-        return self._rows.with_columns(confidence=pl.Series(of_phase, dtype=pl.Float64))
+        of_phase = [self._confidences.get(phase) for phase in self.aggregates["phase"]]
+        return self.aggregates.with_columns(confidence=pl.Series(of_phase, dtype=pl.Float64))
 
     @cached_property
-    def _rows(self) -> pl.DataFrame:
-        """`frame` without the confidence, which takes longer."""
+    def aggregates(self) -> pl.DataFrame:
+        """`frame` with null in place of the confidence, which takes longer."""
         return rows(self.steps, self.labels)
 
     @cached_property
@@ -173,20 +173,20 @@ class Phases:
     @cached_property
     def names(self) -> dict[int, str]:
         """Name of each phase, unique in the run, by label."""
-        return dict(self._rows.select("phase", "name").iter_rows())
+        return dict(zip(self.aggregates["phase"], self.aggregates["name"], strict=True))
 
     def __len__(self) -> int:
-        return int((self._rows["phase"] >= 0).sum())
+        return int((self.aggregates["phase"] >= 0).sum())
 
     def __iter__(self) -> Iterator[Phase]:
-        return (self[phase] for phase in self._rows["phase"])
+        return (self[phase] for phase in self.aggregates["phase"])
 
     def __getitem__(self, phase: int) -> Phase:
         """Return one phase by its label; raises KeyError if no step has it."""
         valid = isinstance(phase, int) and not isinstance(phase, bool)
-        row = self._rows.filter(pl.col("phase") == phase) if valid else self._rows.clear()
+        row = self.aggregates.filter(pl.col("phase") == phase) if valid else self.aggregates.clear()
         if row.is_empty():
-            raise KeyError(f"no phase {phase!r}; there are {sorted(self._rows['phase'].to_list())}")
+            raise KeyError(f"no phase {phase!r}; there are {sorted(self.aggregates['phase'].to_list())}")
         steps = self.steps.frame.with_columns(trained()).filter(self.labels == phase)
         return Phase(int(phase), steps, row["share"].item(), row["name"].item())
 
@@ -201,8 +201,8 @@ class Phases:
     @property
     def longest(self) -> Phase:
         """Phase with the largest share of step time without waits; the outliers only if there is no phase."""
-        real = self._rows.filter(pl.col("phase") >= 0)
-        return self[(real if real.height else self._rows)["phase"][0]]
+        real = self.aggregates.filter(pl.col("phase") >= 0)
+        return self[(real if real.height else self.aggregates)["phase"][0]]
 
     def coverage(self, n: int = 3) -> float:
         """Return the share of step time without waits in the `n` longest phases, 0 to 1.
@@ -211,12 +211,12 @@ class Phases:
         over 1.5 times the median of its phase, of outliers of their kind, it is that median.
         """
         n = check_whole("coverage", "n", n, 1)
-        return float(self._rows.filter(pl.col("phase") >= 0)["share"].head(min(n, self._rows.height)).sum())
+        return float(self.aggregates["share"].filter(self.aggregates["phase"] >= 0).head(min(n, len(self.names))).sum())
 
     @property
     def noise(self) -> float:
         """Share of step time without waits in outliers, 0 to 1."""
-        return float(self._rows.filter(pl.col("phase") < 0)["share"].sum())
+        return float(self.aggregates.filter(pl.col("phase") < 0)["share"].sum())
 
     @cached_property
     def explained_variance(self) -> float | None:

@@ -40,6 +40,20 @@ def first_rows(codes: NDArray[np.uint32]) -> Ints:
 
 
 @compiled
+def places(labels: Ints, low: int, high: int) -> tuple[Ints, Ints]:
+    """Return the distinct labels, ascending, all from `low` to `high`, and the place of each label among them."""
+    number = np.zeros(high - low + 1, np.int64)
+    for label in labels:
+        number[label - low] = 1
+    distinct = np.flatnonzero(number)
+    number[distinct] = np.arange(distinct.size)
+    place = np.empty(labels.size, np.int64)
+    for row in range(labels.size):
+        place[row] = number[labels[row] - low]
+    return distinct + low, place
+
+
+@compiled
 def in_order(rows: Columns, columns: Columns) -> bool:
     """Return whether entries are by row and column, each once."""
     for at in range(1, rows.size):

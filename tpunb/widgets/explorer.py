@@ -322,7 +322,7 @@ class PhaseExplorer(Panel):
     def _valid_phase(self, proposal: Any) -> Any:
         phase = proposal["value"]
         if phase is not None and not (self.value.labels == phase).any():
-            raise no_such("phase", phase, sorted(self.value.frame["phase"]))
+            raise no_such("phase", phase, sorted(self.value.names))
         return phase
 
     @validate("account")

@@ -220,7 +220,7 @@ class ExplorerState:
             "headline": phases_over(len(self.phases), len(self.steps)),
             "tables": json.dumps(self.rows, separators=(",", ":")),  # text: faster than numbers through a trait
             "table": phase_view.phase_table(self.phases),
-            "rest": max(self.phases.frame.height - ROWS, 0),
+            "rest": max(len(self.phases.names) - ROWS, 0),
             "coverage": coverage_rows(self.phases, ROWS),
             "top": coverage(self.phases.coverage(3)),
             "top3": 100 * self.phases.coverage(3),

@@ -50,7 +50,7 @@ _CODE = re.compile(r"`([^`]+)`")
 
 def phase_table(phases: Phases, most: int = ROWS) -> Table:
     """Return the longest phases, and a sum of the others; columns that no capture measured are left out."""
-    shown, rest = phases.frame.head(most), phases.frame.slice(most)
+    shown, rest = phases.aggregates.head(most), phases.aggregates.slice(most)
     columns = {
         "Phase": shown["name"],
         "Id": [str(phase) for phase in shown["phase"]],

@@ -72,7 +72,7 @@ def _fixed(slider: SliderSpec, phases: Phases) -> dict[str, Any]:
 def _choice(parameter: str, phases: Phases) -> Any:
     """Return the value that a sweep chose; without a sweep the method's own."""
     sweep = phases.sweeps.get(parameter)
-    chosen = [] if sweep is None else sweep.filter("chosen")[parameter].to_list()
+    chosen = [] if sweep is None else sweep[parameter].filter(sweep["chosen"]).to_list()
     return chosen[0] if chosen else getattr(phases.method, parameter, None)
 
 
