@@ -12,6 +12,7 @@ class Limits:
 
     # when a window is requested (schedule)
     enough_steps: int = 20  # of a window at least, and traced in full after which a kind is well sampled; chosen
+    further_steps: int = 10  # of a later window at least; chosen: tracing a step of 100 ms takes 8 ms
     longest_window_s: float = 60.0  # that a profiler service accepts
     most_events: int = 1_000_000  # of a window: a service drops later ones; windows are planned for half of them
     overhead_by_age: tuple[tuple[float, float], ...] = ((5.0, 0.10), (20.0, 0.05), (60.0, 0.02))

@@ -23,12 +23,12 @@ class Schedule:
     With a budget, the default, windows are requested where the steps are: three as soon as steps return in steady time,
     then one every ten seconds, earlier when another kind of step appears, or steps of another pace or input wait. Each
     is requested only once the budget has paid for it: the cost of windows is measured from the steps in them and around
-    them. A window covers 20 to 50 steps; fewer if its trace is large.
+    them. A window covers 10 to 50 steps, 20 until its kind is well sampled; fewer if its trace is large.
 
     Parameters
     ----------
     window
-        Seconds per window; with a budget the maximum, unless 20 steps take longer.
+        Seconds per window; with a budget the maximum, unless 10 steps, at first 20, take longer.
     every
         Seconds from the start of one window to the start of the next; 0 requests them back to back, as in the paper.
     burst
@@ -334,7 +334,7 @@ class WindowScheduler:
             missing = LIMITS.enough_steps - self._full[kind or ""]
             lost = self._costs.share if missing <= 0 else max(self._costs.share, LIMITS.least_lost_share)
             step_s /= 1 - lost
-            fewest_s = (LIMITS.cut_steps + (missing if missing > 0 else LIMITS.enough_steps)) * step_s
+            fewest_s = (LIMITS.cut_steps + (missing if missing > 0 else LIMITS.further_steps)) * step_s
             one_step_s = (LIMITS.cut_steps + 1) * step_s
             longest_s = LIMITS.longest_window_s if self._events_per_s else max(2 * seconds, one_step_s)
             most_s = LIMITS.longest_evenly_steps * step_s if reason == "evenly" else fewest_s
