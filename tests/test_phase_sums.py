@@ -118,7 +118,7 @@ def test_the_sums_ends_medians_and_variances_of_phases_are_those_of_polars(given
         of = 1 if timed["usual"].any() else 2
         assert floats[at, of] == among["value"].sum()
         mean = np.full(4, among["value"].mean() or 0.0)
-        deviations = phase_sums.phase_deviations(phase, values, np.full(4, of), mean, np.full(4, -1))
+        deviations = phase_sums.phase_deviations(phase, values, np.full(4, of), mean, np.full(4, -1), 1.5)
         assert deviations[0][at] == sum(100 if one > 150 else one for one in group["value"])
         assert deviations[1][at] == pytest.approx(((among["value"] - mean[at]) ** 2).sum())
         assert middle[at].sum() / 2 == (timed["value"].median() or 0)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tpunb import schema
 from tpunb.frames.cache import memoised, memoised_last
-from tpunb.frames.exclusive_time import exclusive_time, group_medians, rows_by_time
+from tpunb.frames.exclusive_time import USUAL, exclusive_time, group_medians, rows_by_time
 from tpunb.frames.op_matrix import Ints, factorize
 from tpunb.frames.phase_names import phase_names, saving
 from tpunb.frames.steps import Steps
@@ -51,7 +51,7 @@ def _rows(steps: Steps, labels: bytes, dtype: np.dtype[Any]) -> pl.DataFrame:
     exclusive = values.by_exclusive, values.exclusive
     # as in goodput: the exclusive time of a step, of an unusually long one up to the median of its phase or kind
     medians = middle_values(phase, *exclusive, sum_of["took"]).sum(axis=1) // 2
-    productive, squares = phase_deviations(phase, values, varies, mean, np.where(ids < 0, -1, medians))
+    productive, squares = phase_deviations(phase, values, varies, mean, np.where(ids < 0, -1, medians), USUAL)
     ends, tenth, tenths = phase_ends(phase, values, sum_of["started"])
     begin, end = (middle_values(tenth, *exclusive, tenths).sum(axis=1) // 2).reshape(-1, 2).T
     first, last = (_where(sum_of["started"] > 0, steps.frame["start_ps"][at]) for at in ends.clip(0).T)

@@ -12,7 +12,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tpunb.frames.exclusive_time import USUAL
 from tpunb.frames.op_matrix import Floats, Ints, factorize, int_arrays, op_matrix, self_times
 from tpunb.frames.sparse_loops import compiled
 from tpunb.frames.steps import Steps
@@ -219,16 +218,19 @@ def phase_sums(phase: Ints, phases: int, flags: int, values: StepValues) -> tupl
 
 
 @compiled
-def phase_deviations(phase: Ints, values: StepValues, varies: Ints, mean: Floats, usual: Ints) -> tuple[Ints, Floats]:
+def phase_deviations(
+    phase: Ints, values: StepValues, varies: Ints, mean: Floats, usual: Ints, ratio: float
+) -> tuple[Ints, Floats]:
     """Return the productive time of each phase, and the sum of the squares of its times less their mean.
 
-    `varies` is that of the times which count, `usual` the median exclusive time, -1 for that of the kind.
+    `varies` is that of the times which count, `usual` the median exclusive time, -1 for that of the kind, up to `ratio`
+    times which a step is productive in full.
     """
     productive, squares = np.zeros(usual.size, np.int64), np.zeros(usual.size)
     for row in range(phase.size):
         at = phase[row]
         median = values.kind_median[row] if usual[at] < 0 else usual[at]
-        deviates = values.exclusive[row] > USUAL * median
+        deviates = values.exclusive[row] > ratio * median
         productive[at] += median if deviates else values.exclusive[row]
         if values.varies[row] == varies[at]:
             squares[at] += (values.time[row] - mean[at]) ** 2
