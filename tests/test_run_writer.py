@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -318,6 +319,31 @@ def test_no_part_spans_one_that_has_to_stay(tmp_path, monkeypatch):
         assert once_each(tp.load(tmp_path), number + 1)
     writer.close()
     assert folders_of(tmp_path) == ["00000-00002", "00003-00005", "00006", "00007-00015"]
+
+
+@pytest.mark.parametrize("then", ["stays", "another", "removed", "goes on"])
+def test_operations_of_a_long_run_are_read_later_and_of_no_other_run(tmp_path, monkeypatch, then):
+    monkeypatch.setattr(run_folder, "_MOST_KEPT", 0)
+    run, expected = tmp_path / "run", tables(*range(9))["ops"]
+    writer = begun(run)
+    writer.part(0, tables(*range(9)))
+    writer.facts({"name": "toy", "state": "running" if then == "goes on" else "finished"})
+    steps = tp.load(run).stored
+    if then != "goes on":
+        writer.close()
+    if then == "another":
+        assert finished(run).moved is not None
+    elif then == "removed":
+        shutil.rmtree(run)
+    elif then == "goes on":
+        writer.part(1, tables(20))
+        writer.close()
+        assert folders_of(run) == ["00000-00001"]
+    if then in ("another", "removed"):
+        with pytest.raises(BadProfile, match=f"{run}: the run is there no more"):
+            _ = steps.ops
+    else:
+        assert sorted(steps.ops.rows()) == sorted(expected.rows())
 
 
 def test_the_range_of_numbers_with_gaps_is_from_the_first_to_the_last(tmp_path):

@@ -108,6 +108,7 @@ TABLES: Mapping[str, schema.Schema] = {
 }
 """The tables of a part, in the order of writing: the ticks make it valid."""
 
+_MOST_KEPT = 64 << 20  # bytes of operations, on disk, that are read before they are asked for
 TRIES = 16
 """Attempts to read a run whose parts are being merged."""
 
@@ -229,7 +230,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         origin_ns=origin_ns,
         stored=Steps(
             frame,
-            partial(_ops, str(folder), merged, ops),  # type: ignore[arg-type]  # read on access
+            partial(_ops, files[RUN], files[RUN].stamp if _is_long(files) else None, merged, ops),  # type: ignore[arg-type]
             devices,
             windows,
             name,
@@ -249,8 +250,14 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     )
 
 
-def _ops(folder: str, merged: Change, ops: pl.LazyFrame) -> pl.DataFrame:
-    """Return OPS of a run; nothing else holds the operations, most of a long run, as they are merged."""
+def _ops(run: Location, stamp: str | None, merged: Change, ops: pl.LazyFrame) -> pl.DataFrame:
+    """Return OPS of a run; nothing else holds the operations, most of a long run, as they are merged.
+
+    `stamp` is that of ``run.json`` if they are read from the folder only now.
+    """
+    folder = run.parent
+    if stamp is not None and (not Path(run.path).is_file() or storage.local(run.path).stamp != stamp):
+        raise BadProfile(f"{folder}: the run is there no more", hint="load it from where it is now")
     try:
         return merged(parquet.collected(ops))
     except _UNREADABLE as error:
@@ -321,20 +328,35 @@ def _settled(
 def _fetch(files: Mapping[str, Location]) -> dict[str, _Source]:
     """Return paths of local files, contents of others, of what is written again and again, and of what is read later.
 
-    By then a part may be merged, or another run have taken the folder.
+    By then a part may be merged, or another run have taken the folder: of a long run that is over, `_ops` looks.
     """
     if not any(file.url for file in files.values()):
         paths = {name: Path(file.path) for name, file in files.items()}
         sources: dict[str, _Source] = {name: path for name, path in paths.items() if name != LATEST}
+        long = _is_long(files)
         for name, path in paths.items():
             with suppress(FileNotFoundError):  # the run has just ended, or a part been merged
-                if name in (TAIL, LATEST) or name.endswith(f"/{OPS}.parquet"):
+                if name in (TAIL, LATEST) or (_holds_ops(name) and not long):
                     sources[name] = path.read_bytes()
         return sources
     contents = dict(zip(files, storage.fetch([*files.values()]), strict=True))
     if gone := [file for name, file in files.items() if contents[name] is None]:
         raise BadProfile(f"{gone[0]}: was removed while the run was read")
     return {name: data for name, data in contents.items() if data is not None}
+
+
+def _holds_ops(name: str) -> bool:
+    return name.endswith(f"/{OPS}.parquet")
+
+
+def _is_long(files: Mapping[str, Location]) -> bool:
+    """Return whether a local run is over, and its operations are too large to be kept in memory until then."""
+    if RUN not in files or files[RUN].url:
+        return False
+    with suppress(OSError, ValueError, AttributeError, RecursionError):  # as `_facts` will say
+        running = json.loads(Path(files[RUN].path).read_bytes()).get("state", "running") == "running"
+        return not running and sum(file.size for name, file in files.items() if _holds_ops(name)) > _MOST_KEPT
+    return False
 
 
 def _facts(source: _Source, folder: Location) -> dict[str, Any]:
