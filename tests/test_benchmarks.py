@@ -371,6 +371,14 @@ def test_the_quick_benchmark_of_pods_ends_in_its_figures():
 
 
 @pytest.mark.slow
+def test_the_quick_benchmark_of_a_long_run_ends_in_its_figures():
+    said, last = quick("long_run.py")
+    assert [*last] == ["open_s", "open_cpu_s", "peak_mb", "kept_mb", "growth"]
+    assert all(value > 0 for value in last.values())
+    assert "the whole: 522,240 steps in" in said
+
+
+@pytest.mark.slow
 def test_the_quick_roofline_benchmark_ends_in_its_figures_and_omissions():
     pytest.importorskip("tensorflow")
     said, last = quick("roofline.py")
