@@ -646,8 +646,8 @@ ACCOUNTS = {
         Account(
             *("step time deviation", "#9fdfc0", "Steps slower than usual", "deviation"),
             "exclusive time above that median, of steps that take over 1.5 times as long",
-            "place of its stall, `garbage collection`, or `other programs` in seconds in which these used a quarter of "
-            "the processors",
+            "place of its stall, `garbage collection`, `lines that other steps do not run`, or `other programs` in "
+            "seconds in which these used a quarter of the processors",
             clocked=False,
         ),
         Account(
