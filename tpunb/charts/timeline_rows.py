@@ -118,11 +118,14 @@ class Timeline:
 
     def _sliced(self, of_step: Ints, seen: Ints, ranks: Ranks) -> Marks:
         """Return each slice of time divided by the parts that its phases took, the longest phase on top."""
-        from tpunb.frames.phase_sums import part_sums  # compiled
-
         spans, many, each = self._steps, len(ranks.phase), _slices(len(self.hosts))
         parts = np.zeros((each * len(self.hosts) * many, 3))
-        part_sums(spans.slice, of_step, spans.row, seen, spans.part, many, parts)
+        if many == 1:  # as on the first paint, which the compiled loops would hold up
+            parts += np.bincount(spans.slice * 3 + seen, spans.part, minlength=parts.size).reshape(-1, 3)
+        else:
+            from tpunb.frames.phase_sums import part_sums  # compiled
+
+            part_sums(spans.slice, of_step, spans.row, seen, spans.part, many, parts)
         code = np.flatnonzero(parts.sum(axis=1) > _LEAST_PART)
         part, seen = parts[code].sum(axis=1), parts[code].argmax(axis=1)  # traced as most of it was
         place, rank = code // many, code % many
