@@ -42,6 +42,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # if this file is not run by its
 import polars as pl
 import rivals
 import xspaces
+from peak_memory import reset_peak, status
 
 RIVALS = {
     "messages": "protobuf, a loop over messages",
@@ -145,22 +146,10 @@ def memory(path: str, tiny: str) -> float:
     import tpunb as tp
 
     _ = tp.load(tiny).events.height
-    before = _reset_peak()
+    before = reset_peak()
     kept = tp.load(path).events
     assert kept.height
-    return (_status("VmHWM") - before) / Path(path).stat().st_size
-
-
-def _status(key: str) -> int:
-    """Return a size of this process in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(key))
-
-
-def _reset_peak() -> int:
-    """Forget the peak of memory; return what is in use now."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
+    return (status("VmHWM") - before) / Path(path).stat().st_size
 
 
 def many(folder: str, tiny: str) -> list[float]:
@@ -168,10 +157,10 @@ def many(folder: str, tiny: str) -> list[float]:
     import tpunb as tp
 
     tp.steps(tp.load(tiny))
-    before, begin = _reset_peak(), time.process_time()
+    before, begin = reset_peak(), time.process_time()
     profile = tp.load(folder)
     tp.steps(profile)
-    took, peak = time.process_time() - begin, _status("VmHWM") - before
+    took, peak = time.process_time() - begin, status("VmHWM") - before
     return [took, int(profile.windows["events"].sum()), peak]
 
 

@@ -24,7 +24,10 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))  # if this file is not run by its name
+
 import polars as pl
+from peak_memory import reset_peak, status
 
 import tpunb as tp
 from tpunb.io import parquet
@@ -65,25 +68,13 @@ def made(folder: Path, seconds: int) -> Path:
 def opened(folder: str) -> list[float]:
     """Return wall and processor seconds of opening a run, the peak of memory, what is kept, and the steps."""
     tp.steps(tp.load(SAMPLE))
-    before = _reset_peak()
+    before = reset_peak()
     begin, begin_cpu = time.perf_counter(), time.process_time()
     steps = tp.steps(tp.load(folder))
     took = time.perf_counter() - begin, time.process_time() - begin_cpu
     time.sleep(2)
     pl.DataFrame({"a": [2, 1]}).sort("a")  # an allocation lets the allocator return what is free
-    return [*took, _status("VmHWM") - before, _status("VmRSS") - before, len(steps)]
-
-
-def _status(key: str) -> int:
-    """Return a size of this process in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(key))
-
-
-def _reset_peak() -> int:
-    """Forget the peak of memory; return what is in use now."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
+    return [*took, status("VmHWM") - before, status("VmRSS") - before, len(steps)]
 
 
 def measured(folder: Path) -> list[float]:
