@@ -340,7 +340,7 @@ def test_operations_of_a_long_run_are_read_later_and_of_no_other_run(tmp_path, m
         writer.close()
         assert folders_of(run) == ["00000-00001"]
     if then in ("another", "removed"):
-        with pytest.raises(BadProfile, match=f"{run}: the run is there no more"):
+        with pytest.raises(BadProfile, match=f"{run}: the run that was loaded is not there any more"):
             _ = steps.ops
     else:
         assert sorted(steps.ops.rows()) == sorted(expected.rows())

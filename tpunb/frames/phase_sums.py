@@ -243,12 +243,8 @@ def middle_values(phase: Ints, ascending: Ints, values: Ints, size: Ints) -> Int
 
     `ascending` are the rows of the steps in order of their values, `size` of them in each phase; -1 is no phase.
     """
-    out, count, low, high = (
-        np.zeros((size.size, 2), np.int64),
-        np.zeros(size.size, np.int64),
-        (size - 1) // 2,
-        size // 2,
-    )
+    out, count = np.zeros((size.size, 2), np.int64), np.zeros(size.size, np.int64)
+    low, high = (size - 1) // 2, size // 2
     for row in ascending:
         at = phase[row]
         if at < 0:

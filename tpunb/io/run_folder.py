@@ -253,11 +253,11 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
 def _ops(run: Location, stamp: str | None, merged: Change, ops: pl.LazyFrame) -> pl.DataFrame:
     """Return OPS of a run; nothing else holds the operations, most of a long run, as they are merged.
 
-    `stamp` is that of ``run.json`` if they are read from the folder only now.
+    `stamp` is that of ``run.json`` at the load if they are read from the folder only now.
     """
     folder = run.parent
     if stamp is not None and (not Path(run.path).is_file() or storage.local(run.path).stamp != stamp):
-        raise BadProfile(f"{folder}: the run is there no more", hint="load it from where it is now")
+        raise BadProfile(f"{folder}: the run that was loaded is not there any more", hint="load it where it is now")
     try:
         return merged(parquet.collected(ops))
     except _UNREADABLE as error:
