@@ -234,10 +234,16 @@ class StallSampler:
         late_ns = time.monotonic_ns() - self._due_ns
         if late_ns <= LIMITS.stall_late_ns or self._seen is not None or not self._running.locked():
             return
-        progress, stack = self._progress(), stacks()
+        progress = self._progress()
+        stack = self._stacks(progress)
         if progress.thread in stack and self._elapsed_ns(progress) > _limit_ns(progress):
             text = _place(stack, progress.thread, progress.account)
             self._seen = _Seen(progress, text, min(late_ns, self._elapsed_ns(progress)))
+
+    def _stacks(self, progress: Progress) -> dict[int, FrameType]:
+        """Return the stacks of all threads; none if the training has gone on meanwhile."""
+        stack = stacks()
+        return stack if self._progress().since_ns == progress.since_ns else {}
 
     def _elapsed_ns(self, progress: Progress) -> int:
         return 0 if progress.since_ns is None else self._clock() - progress.since_ns
@@ -281,7 +287,7 @@ class StallSampler:
                 if progress.thread in stack:
                     self._sample(now_ns, stack[progress.thread], _place(stack, progress.thread, progress.account))
             return min(max(limit_ns - elapsed_ns, LIMITS.stall_sample_ns), self._idle_ns)
-        stack = stacks()
+        stack = self._stacks(progress)
         if progress.thread in stack:
             place = _place(stack, progress.thread, progress.account)
             self._add(progress, place, min(late_ns, elapsed_ns))
