@@ -5,6 +5,7 @@ Importing TensorFlow takes four seconds of a core; a fork takes none. A test giv
 status, and gets its signals. What has not been imported by the server, such as tpunb, is imported by the child anew.
 """
 
+import faulthandler
 import gc
 import importlib
 import json
@@ -122,6 +123,7 @@ def become(request, files):
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    faulthandler.enable()
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
