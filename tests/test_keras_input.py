@@ -12,6 +12,7 @@ from optional import lazy
 
 import tpunb as tp
 from tpunb.profiler import step_clock
+from tpunb.profiler.keras import _drawn as one_batch
 from tpunb.profiler.keras import keras_marks, timed
 from tpunb.profiler.sources.frameworks import annotation
 from tpunb.profiler.step_clock import StepClock
@@ -153,6 +154,29 @@ def test_a_fit_with_checkpoints_resumes_exactly_from_a_capture(tmp_path):
         again = trained("again")
     assert all(np.array_equal(one, other) for one, other in zip(whole, again, strict=True))
     assert len(tp.steps(tp.load(tmp_path / "again"))) < 15
+
+
+@pytest.mark.parametrize("kind", ["pairs", "composite", "unknown rank"])
+def test_a_batch_is_drawn_without_a_look_at_the_lengths_of_shapes(monkeypatch, kind):
+    """TensorFlow takes an interrupt there for an unknown length, and writes past the end of a buffer."""
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    rows = {"ragged": tf.ragged.constant([[1, 2], [3], []]), "sparse": tf.sparse.from_dense(np.eye(3)), "x": ROWS[:3]}
+    unknown = tf.data.Dataset.range(3).map(lambda number: tf.numpy_function(np.ones, [number], tf.double))
+    sources = {"pairs": pairs, "composite": lambda: tf.data.Dataset.from_tensor_slices(rows).batch(2)}
+    data = sources.get(kind, lambda: unknown)()
+    plain, drawn = iter(data), iter(data)
+    expected = [plain.get_next_as_optional() for _ in range(len(data) + 1)]
+    with monkeypatch.context() as patch:
+        patch.setattr(tf.TensorShape, "__len__", interrupted)
+        found = [one_batch()(drawn).optional for _ in expected]
+    assert [bool(one.has_value()) for one in found] == [True] * len(data) + [False]
+    assert [one.element_spec for one in found] == [one.element_spec for one in expected]
+    for one, other in zip(found[:-1], expected, strict=False):
+        for part, same in zip(*(tf.nest.flatten(each.get_value(), True) for each in (one, other)), strict=True):
+            assert np.array_equal(part, same)
 
 
 def test_the_iterator_of_an_epoch_outlives_its_replacement():

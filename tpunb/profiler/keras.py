@@ -298,6 +298,7 @@ ANEW = "a new iterator at the end of an epoch"
 _ITERATOR = "_tpunb_iterator"
 _LAST = "_tpunb_last_batch"
 _TURNS = "_tpunb_turns"
+_FLAT = "_tpunb_flat"
 _PYTHON = (GeneratorType, map, zip)  # batches that a train function draws itself
 
 
@@ -354,6 +355,13 @@ class _TimedBatches:
         return self._clock.draw(next, self._batches)
 
 
+def _flat(specs: list[Any]) -> tuple[list[Any], list[tuple[int | None, ...] | None]]:
+    """Return the types and the shapes of the tensors of a batch."""
+    parts = [part for spec in specs for part in spec._flat_tensor_specs]
+    shapes = [None if part.shape.rank is None else tuple(part.shape.as_list()) for part in parts]
+    return [part.dtype for part in parts], shapes
+
+
 @cache
 def _drawn() -> type[Any]:
     """Return the class of iterators that hold one batch, which has been drawn."""
@@ -382,7 +390,18 @@ def _drawn() -> type[Any]:
 
     class Batch(tf.data.Iterator):  # type: ignore[misc]
         def __init__(self, iterator: Any) -> None:
-            self.optional = iterator.get_next_as_optional()
+            # not `get_next_as_optional`, which has TensorFlow ask each TensorShape for its length: it takes an
+            # interrupt that arrives there for an unknown length, and writes past the end of a buffer
+            resource = iterator._iterator_resource
+            if (flat := getattr(iterator, _FLAT, None)) is None:
+                flat = *_flat(tf.nest.flatten(iterator.element_spec)), tf.OptionalSpec(iterator.element_spec)
+                setattr(iterator, _FLAT, flat)
+            types, shapes, spec = flat
+            with tf.device(resource.device):
+                optional = tf.raw_ops.IteratorGetNextAsOptional(
+                    iterator=resource, output_types=types, output_shapes=shapes
+                )
+            self.optional = spec._from_components([optional])
 
         @classmethod
         def of(cls, optional: Any) -> Any:
