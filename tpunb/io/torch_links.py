@@ -49,8 +49,8 @@ class _Node:
     """A span of a host thread: an operator, a module, an update, or a launch."""
 
     __slots__ = (
-        *("around", "divided", "in_backward", "is_derivative", "module", "name", "op", "origin", "part"),
-        *("row", "sequence"),
+        *("around", "divided", "in_backward", "is_derivative", "module", "name", "op", "origin"),
+        *("parents", "part", "row", "sequence", "within", "work"),
     )
 
     def __init__(self, row: int, name: str, op: _Args | None, around: _Node | None) -> None:
@@ -59,10 +59,20 @@ class _Node:
         self.part: str | None = around.part if around else None
         self.in_backward: bool = around is not None and around.in_backward
         self.divided = False  # operators within have its work
+        self.parents: str = around.inside() if around else ""
+        self.within: str | None = None  # what `inside` returns
+        self.work: _Work | None = None
         self.origin: _Node | None = None  # operator whose backward function it is
         number, thread = (op or {}).get("Sequence number"), (op or {}).get("Fwd thread id")
         self.sequence = number if type(number) is int and number >= 0 else None
         self.is_derivative = self.sequence is not None and type(thread) is int and thread > 0
+
+    def inside(self) -> str:
+        """Return the operators around one within it, outermost first."""
+        if self.within is None:
+            text = f"{self.parents} > {self.name}" if self.parents else self.name
+            self.within = self.parents if self.op is None else text[-_MOST_TEXT:]
+        return self.within
 
     def layer(self) -> str | None:
         """Return the path of the modules around it, of a backward function those around its operator."""
@@ -142,12 +152,6 @@ def _linked(calls: Sequence[tuple[int, _Node]], tree: _Tree) -> list[tuple[Any, 
     module, (call, work, shape, dtype) = tree.module(node), tree.work(node)
     if work is not None and work.bytes is None:
         work = cost(call._replace(element=element(str(tree.spans[calls[0][0]].name))))
-    parents, each = list[str](), node.around
-    while each is not None:
-        if each.op is not None and len(parents) < _DEEPEST:
-            parents.append(each.name)
-        each = each.around
-    text = " > ".join(reversed(parents))[-_MOST_TEXT:] or None
     shares = dict[int, tuple[Any, ...]]()
     if work is not None and not node.divided:
         kind, *sizes = work
@@ -157,7 +161,7 @@ def _linked(calls: Sequence[tuple[int, _Node]], tree: _Tree) -> list[tuple[Any, 
             begin, done = done, done + time
             flops, size = (of and of * done // total - of * begin // total for of in sizes)
             shares[row] = kind, flops or 0, size
-    texts = node.name or None, text, module, node.part, shape, dtype
+    texts = node.name or None, node.parents or None, module, node.part, shape, dtype
     return [(row, *texts, *shares.get(row, (None, None, None))) for row, _ in calls]
 
 
@@ -176,6 +180,7 @@ def _call(name: str, args: _Args) -> Call:
 
 
 _OPERANDS = ("Input type", "Input Strides", "Concrete Inputs")
+_CALL = ("Input Dims", "Input dims", *_OPERANDS)
 
 
 class _Work(NamedTuple):
@@ -197,7 +202,7 @@ class _Tree:
         self._owners = columns["owner"].to_list() if columns["owner"].null_count() < len(columns) else None
         self._launched = dict[tuple[str | None, str, str], _Node | None]()
         self._named = dict[tuple[str | None, str], _Node]()
-        self._works, self._of_calls = dict[int, _Work](), dict[str, _Work]()
+        self._works = dict[str, _Work]()
         self._forward = dict[tuple[str, int], list[_Node]]()  # operators by the number of their backward function
         self._derived = list[tuple[str, _Node]]()
         self._paths = dict[str, str]()  # of modules
@@ -275,15 +280,14 @@ class _Tree:
 
     def work(self, node: _Node) -> _Work:
         """Return the call of an operator, and its work; of equal calls it is computed once."""
-        found = self._works.get(node.row)
-        if found is None:
-            call = _call(node.name, node.op or {})
-            key = str(call)
-            found = self._of_calls.get(key)
-            if found is None:
-                found = self._of_calls[key] = _Work(call, cost(call), *described(call))
-            self._works[node.row] = found
-        return found
+        if node.work is None:
+            args = node.op or {}
+            key = node.name + repr([args.get(name) for name in _CALL])
+            if (found := self._works.get(key)) is None:
+                call = _call(node.name, args)
+                found = self._works[key] = _Work(call, cost(call), *described(call))
+            node.work = found
+        return node.work
 
     def cost(self, node: _Node) -> Cost | None:
         """Return the work of an operator, None if it is unknown."""
