@@ -9,6 +9,7 @@ import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -20,6 +21,7 @@ import tpunb as tp
 from tpunb import signals
 from tpunb.errors import CaptureBusy, TpunbError
 from tpunb.io.run_writer import RunWriter
+from tpunb.profiler import recorder as recorder_module
 from tpunb.profiler import session, step_clock
 from tpunb.profiler.capture import Schedule
 from tpunb.profiler.recorder import RunRecorder
@@ -587,6 +589,30 @@ def test_a_window_knows_the_steps_that_another_thread_takes_as_it_begins_to_be_r
     recorder.on_request(now_ns, 0.1, None)
     recorder.write(WindowResponse(0, "toy", now_ns, now_ns, {LOCAL: TpunbError("no window")}))
     assert [record.step for record in records] == [0]
+
+
+def test_the_latest_steps_are_written_again_once_that_takes_a_hundredth_of_the_time(monkeypatch, tmp_path):
+    clock, writer, now_ns, now_s = (
+        step_clock.StepClock(lambda kind, number: None),
+        RunWriter(tmp_path / "run"),
+        time.time_ns(),
+        [7],
+    )
+    writer.open()
+    recorder = RunRecorder(writer, clock, WindowScheduler(Schedule(), now_ns / 1e9), "none", now_ns)
+    monkeypatch.setattr(recorder_module, "time", SimpleNamespace(time_ns=time.time_ns, monotonic=lambda: now_s[0]))
+    tails = []
+
+    def tail(ticks):
+        tails.append((now_s[0], len(ticks)))
+        now_s[0] += 0.04 if len(tails) == 1 else 1
+
+    monkeypatch.setattr(writer, "tail", tail)
+    for moment_s in (7, 8, 11, 11.1, 12, 17, 17.2):
+        now_s[0] = moment_s
+        clock.end(clock.begin("train", explicit=True, rule="mark"))
+        recorder.write_tail()
+    assert tails == [(7, 1), (11.1, 4), (17.2, 7)]
 
 
 @pytest.fixture

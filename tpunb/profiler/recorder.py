@@ -51,6 +51,7 @@ class RunRecorder:
         self._raw_windows = RawWindowPolicy()
         self._parts = 0
         self._unwritten: list[StepRecord] = []
+        self._tail_s = 0.0  # when they are written next beside a part
         self._recent: list[StepRecord] = []  # that a pending window may overlap
         self._spans: deque[Spent] = deque()  # that no part holds yet; threads add to it without the lock
         self.stalls = StallSampler(clock.progress)
@@ -193,13 +194,16 @@ class RunRecorder:
             self._unwritten = []
 
     def write_tail(self) -> None:
-        """Write the steps that no part holds yet, to be overwritten."""
+        """Write the steps that no part holds yet, to be overwritten; the journal has them until then."""
         self.collect_steps()
         with self._lock:
             if len(self._unwritten) > LIMITS.tail_steps:  # to write them again and again would take too long
                 self.write_part()
-            elif self._unwritten and not self._closed:
+            elif self._unwritten and not self._closed and time.monotonic() >= self._tail_s:
+                begun_s = time.monotonic()
                 self._writer.tail(self._ticks())
+                now_s = time.monotonic()
+                self._tail_s = now_s + min(100 * (now_s - begun_s), LIMITS.tail_rest_s)  # 1 % of the time
 
     def _ticks(self) -> pl.DataFrame:
         return pl.DataFrame(map(self._row, self._unwritten), schema=run_folder.TICKS, orient="row")

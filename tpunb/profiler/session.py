@@ -300,7 +300,9 @@ class CaptureSession:
                 if request.due_s > now_s + LIMITS.fork_s:
                     self.settled.set()
                 if request.due_s > now_s:
-                    look_s = LIMITS.poll_s if self._schedule.budget is None else LIMITS.plan_s
+                    # less often in a run that lasts: each look takes the interpreter lock from the training
+                    look_s = max(LIMITS.plan_s, (now_s - self._origin_ns / 1e9) / 50)
+                    look_s = LIMITS.poll_s if self._schedule.budget is None else min(look_s, LIMITS.poll_s)
                     self._ended.wait(min(request.due_s - now_s, look_s))
                     self.recorder.stalls.on_wake()
                     continue

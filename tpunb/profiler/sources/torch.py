@@ -42,7 +42,7 @@ def usable() -> bool:
 
 def _is_importing() -> bool:
     """Return whether another thread imports a part of PyTorch: its profiler imports some, which import each other."""
-    parts = [module for name, module in sys.modules.copy().items() if name.partition(".")[0] == "torch"]
+    parts = [module for name, module in sys.modules.copy().items() if name == "torch" or name.startswith("torch.")]
     return any(getattr(getattr(part, "__spec__", None), "_initializing", False) for part in parts)
 
 
