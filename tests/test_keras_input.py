@@ -4,6 +4,7 @@ import contextlib
 import gc
 import time
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -177,6 +178,12 @@ def test_a_batch_is_drawn_without_a_look_at_the_lengths_of_shapes(monkeypatch, k
     for one, other in zip(found[:-1], expected, strict=False):
         for part, same in zip(*(tf.nest.flatten(each.get_value(), True) for each in (one, other)), strict=True):
             assert np.array_equal(part, same)
+
+
+def test_an_iterator_of_another_kind_is_asked_for_its_batch():
+    plain = iter(pairs())
+    batch = one_batch()(SimpleNamespace(get_next_as_optional=plain.get_next_as_optional))
+    assert batch.optional.has_value()
 
 
 def test_the_iterator_of_an_epoch_outlives_its_replacement():

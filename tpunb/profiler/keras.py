@@ -392,7 +392,10 @@ def _drawn() -> type[Any]:
         def __init__(self, iterator: Any) -> None:
             # not `get_next_as_optional`, which has TensorFlow ask each TensorShape for its length: it takes an
             # interrupt that arrives there for an unknown length, and writes past the end of a buffer
-            resource = iterator._iterator_resource
+            resource = getattr(iterator, "_iterator_resource", None)
+            if resource is None:  # of another kind
+                self.optional = iterator.get_next_as_optional()
+                return
             if (flat := getattr(iterator, _FLAT, None)) is None:
                 flat = *_flat(tf.nest.flatten(iterator.element_spec)), tf.OptionalSpec(iterator.element_spec)
                 setattr(iterator, _FLAT, flat)
