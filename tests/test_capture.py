@@ -591,17 +591,22 @@ def test_a_window_knows_the_steps_that_another_thread_takes_as_it_begins_to_be_r
     assert [record.step for record in records] == [0]
 
 
-def test_the_latest_steps_are_written_again_once_that_takes_a_hundredth_of_the_time(monkeypatch, tmp_path):
-    clock, writer, now_ns, now_s = (
-        step_clock.StepClock(lambda kind, number: None),
-        RunWriter(tmp_path / "run"),
-        time.time_ns(),
-        [7],
-    )
+@pytest.mark.parametrize(
+    ("kind", "steps", "expected"),
+    [
+        ("train", 1, [(7, 1), (11.1, 4), (17.2, 7)]),
+        ("a_function_of_a_long_name" * 3, 1, [(7, 1), (8, 2), (11, 3), (11.1, 4), (12, 5), (17, 6), (17.2, 7)]),
+        ("train", 900, [(7, 900), (11, 2700), (11.1, 3600), (12, 4500)]),  # then a part
+    ],
+)
+def test_the_latest_steps_are_written_in_a_hundredth_of_the_time_while_the_journal_has_them(
+    monkeypatch, tmp_path, kind, steps, expected
+):
+    clock, writer, now_ns = step_clock.StepClock(lambda kind, number: None), RunWriter(tmp_path / "run"), time.time_ns()
+    now_s, tails = [7], []
     writer.open()
     recorder = RunRecorder(writer, clock, WindowScheduler(Schedule(), now_ns / 1e9), "none", now_ns)
     monkeypatch.setattr(recorder_module, "time", SimpleNamespace(time_ns=time.time_ns, monotonic=lambda: now_s[0]))
-    tails = []
 
     def tail(ticks):
         tails.append((now_s[0], len(ticks)))
@@ -610,9 +615,11 @@ def test_the_latest_steps_are_written_again_once_that_takes_a_hundredth_of_the_t
     monkeypatch.setattr(writer, "tail", tail)
     for moment_s in (7, 8, 11, 11.1, 12, 17, 17.2):
         now_s[0] = moment_s
-        clock.end(clock.begin("train", explicit=True, rule="mark"))
+        for _ in range(steps):
+            clock.end(clock.begin(kind, explicit=True, rule="mark"))
         recorder.write_tail()
-    assert tails == [(7, 1), (11.1, 4), (17.2, 7)]
+    assert tails[: len(expected)] == expected
+    assert (tmp_path / "run" / "parts").is_dir() == (steps > 1)
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ JOURNAL = ("step", "kind", "start_ns", "end_ns", "input_ns", "callbacks_ns", "di
 """Columns of a row of the journal, a line with tabs: a step as it ended, in nanoseconds since the epoch, and
 ``Steps.steps_before`` of the run."""
 
-_ROW, LATEST_STEPS = 160, 8192
+_ROW, LATEST_STEPS, _LONGEST_KIND = 160, 8192, 40
 """Bytes of a row, and rows: the last of each step modulo their number."""
 
 PROGRAMS: schema.Schema = {
@@ -469,6 +469,15 @@ def journal_row(record: tuple[int, *tuple[object, ...]]) -> tuple[bytes, int]:
     (b'8194\ttrain\t17\t23\tNone\tNone\tNone\tkeras\t0', 320)
     """
     return (_LINE % record).encode()[: _ROW - 1].ljust(_ROW - 1) + b"\n", record[0] % LATEST_STEPS * _ROW
+
+
+def fits_journal(kind: str) -> bool:
+    r"""Return whether a row of the journal has room for a kind of steps.
+
+    >>> fits_journal("train"), fits_journal("train\t2"), fits_journal("a_function_of_a_long_name" * 3)
+    (True, False, False)
+    """
+    return kind.isprintable() and len(kind.encode(errors="replace")) <= _LONGEST_KIND
 
 
 def _latest(source: _Source | None, facts: Mapping[str, Any], ticks: pl.DataFrame) -> tuple[pl.DataFrame, int | None]:

@@ -98,8 +98,8 @@ class Limits:
     longest_wait_s: float = 10.0  # after the start; chosen
     poll_s: float = 0.2  # of a wait: an unlimited one in the main thread is not interruptible; chosen
     part_s: float = 10.0  # between two writes of steps without a window; chosen
-    tail_s: float = 0.8  # between two writes of the latest steps alone, if they take 1 % of the time; chosen
-    tail_rest_s: float = 5.0  # longest between them; chosen: the first write takes longer
+    tail_s: float = 0.8  # between two writes of the latest steps alone, or 100 times what one takes; chosen
+    tail_rest_s: float = 5.0  # longest between them: the first takes long; chosen
     tail_steps: int = 5000  # in it, above which a part is written: 8 ms of Python; chosen
     facts_s: float = 30.0  # between two writes of run.json; chosen
     log_s: float = 60.0  # between two lines in the log; chosen

@@ -199,11 +199,17 @@ class RunRecorder:
         with self._lock:
             if len(self._unwritten) > LIMITS.tail_steps:  # to write them again and again would take too long
                 self.write_part()
-            elif self._unwritten and not self._closed and time.monotonic() >= self._tail_s:
+            elif self._unwritten and not self._closed and (time.monotonic() >= self._tail_s or not self._journaled):
                 begun_s = time.monotonic()
                 self._writer.tail(self._ticks())
                 now_s = time.monotonic()
                 self._tail_s = now_s + min(100 * (now_s - begun_s), LIMITS.tail_rest_s)  # 1 % of the time
+
+    @property
+    def _journaled(self) -> bool:
+        """Whether the journal surely has the steps that no part holds yet: it is short, and so are its rows."""
+        few = len(self._unwritten) < LIMITS.tail_steps // 2
+        return few and all(map(run_folder.fits_journal, {record.kind for record in self._unwritten}))
 
     def _ticks(self) -> pl.DataFrame:
         return pl.DataFrame(map(self._row, self._unwritten), schema=run_folder.TICKS, orient="row")
