@@ -201,6 +201,23 @@ def test_a_window_whose_trace_would_be_large_is_shorter_from_the_first_on(thread
         assert len(threads.configurations) == sessions
 
 
+def test_a_window_at_the_start_ends_once_it_has_enough_steps(threads):
+    source = tp.sources.Torch()
+    source.start()
+    source.announce("start")
+    with ThreadPoolExecutor(1) as pool:
+        window = pool.submit(source.window, LIMITS.longest_window_s)  # due before any step: none has been timed
+        while not threads.sessions:
+            time.sleep(0.001)
+        steps = 0
+        while not window.done():
+            time.sleep(0.002)
+            source.boundary()
+            steps += 1
+    assert decode(window.result(), "window")[0].height > 0
+    assert steps >= LIMITS.enough_steps
+
+
 def test_a_source_that_is_stopped_in_its_first_step_returns_that(threads):
     source = tp.sources.Torch()
     source.start()

@@ -113,7 +113,7 @@ class Torch:
         self._stopped = threading.Event()
         self._tracing = False
         self._windows = 0
-        self._shapes = False
+        self._shapes = self._starts = False
         self._longest_s = math.inf  # window, whose trace is not too large
         self.between = BetweenSteps()
 
@@ -146,6 +146,7 @@ class Torch:
     def announce(self, reason: str) -> None:
         """Let the next window record shapes of operands and modules if it is the first, or the first of a phase."""
         self._shapes = reason == "new phase" or not self._windows
+        self._starts = reason == "start"
 
     def window(self, seconds: float) -> bytes:
         """Profile for `seconds` and return the Chrome trace.
@@ -204,7 +205,9 @@ class Torch:
             begun_s, before = self.between.call(start, self._stopped)
         self._tracing = True
         try:
-            self._stopped.wait(seconds)
+            while (left_s := begun_s + seconds - time.monotonic()) > 0 and not self._has_enough(begun_s, before):
+                if self._stopped.wait(min(left_s, LIMITS.import_look_s)):
+                    break
         finally:
             self._tracing = False
             ended_s, after = self.between.call(stop, self._stopped)
@@ -216,6 +219,12 @@ class Torch:
             fewest_s = LIMITS.fewest_steps * (ended_s - begun_s) / (after - before)
             self._longest_s = max(LIMITS.largest_trace * (ended_s - begun_s) / max(len(data), 1), fewest_s)
         return data
+
+    def _has_enough(self, begun_s: float, boundaries: int) -> bool:
+        """Return whether a window at the start, which may be due before any step was timed, has enough steps."""
+        steps = self.between.boundaries - boundaries
+        long = time.monotonic() - begun_s >= LIMITS.shortest_window_s
+        return self._starts and long and steps >= LIMITS.enough_steps + LIMITS.cut_steps
 
     @staticmethod
     def _has_cuda() -> bool:
