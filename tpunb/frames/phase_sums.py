@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from tpunb.compiled import compiled
 from tpunb.frames.op_matrix import Floats, Ints, factorize, int_arrays, op_matrix, self_times
-from tpunb.frames.sparse_loops import compiled
 from tpunb.frames.steps import Steps
 
 if TYPE_CHECKING:

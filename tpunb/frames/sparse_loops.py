@@ -5,25 +5,17 @@ Sums add up in the order of the entries, as `numpy.bincount` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from tpunb.compiled import compiled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Singles = NDArray[np.float32]
 Columns = NDArray[np.int32]
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def compiled(kernel: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Compile a loop, without the GIL, and keep it on disk."""
-    compiled: Callable[_P, _R] = njit(nogil=True, cache=True, error_model="numpy")(kernel)
-    return compiled
 
 
 @compiled

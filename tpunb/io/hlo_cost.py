@@ -11,9 +11,9 @@ import re
 
 import numpy as np
 import polars as pl
-from numba import njit
 
 from tpunb import schema
+from tpunb.compiled import compiled
 from tpunb.io import hlo
 from tpunb.io.hlo_graph import Floats, Instructions, spans
 from tpunb.io.protobuf_table import Ints, Messages, integer, text
@@ -278,7 +278,7 @@ class _Costs(Instructions):
         return [each + np.bincount(caller, more, self.n) for each, more in zip(counts, added, strict=True)]
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def _add_calls(
     first: Ints,
     calls: Ints,

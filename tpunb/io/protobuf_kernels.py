@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from tpunb.compiled import compiled
+
 Int = np.int64
 Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.int32]  # numbers of rows, and positions
@@ -21,11 +23,6 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _CORRUPT = np.int64(-1)
-
-
-def _compiled(loop: Callable[_P, _R]) -> Callable[_P, _R]:
-    kernel: Callable[_P, _R] = njit(nogil=True, cache=True, error_model="numpy")(loop)
-    return kernel
 
 
 def _inlined(part: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -93,7 +90,7 @@ def _field(data: Bytes, at: Int, stop: Int) -> tuple[Int, Int, Int]:
     return tag, value, at if at <= stop else _CORRUPT
 
 
-@_compiled
+@compiled
 def find(data: Bytes, start: Rows, stop: Rows, wanted: int, out: Rows) -> int:
     """Write (parent, start, stop) of each sub-message, or count where `out` is short; ~row if corrupt."""
     count = 0
@@ -110,7 +107,7 @@ def find(data: Bytes, start: Rows, stop: Rows, wanted: int, out: Rows) -> int:
     return count
 
 
-@_compiled
+@compiled
 def numbers(data: Bytes, start: Rows, stop: Rows, field: int, out: Ints) -> int:
     """Write (parent, value) of each number of a field, or count where `out` is short; ~row if corrupt."""
     count = 0
@@ -136,7 +133,7 @@ def numbers(data: Bytes, start: Rows, stop: Rows, field: int, out: Ints) -> int:
     return count
 
 
-@_compiled
+@compiled
 def read(data: Bytes, start: Rows, stop: Rows, slot: Ints, out: Ints) -> int:
     """Write the last value of every field with a slot; ~row if corrupt."""
     for row in range(start.size):
@@ -156,7 +153,7 @@ def _slot(base: Int, size: int, key: Int) -> np.uint64:
     return np.uint64(base + key + (key >> 16) * 40503) & np.uint64(size - 1)
 
 
-@_compiled
+@compiled
 def index(base: Ints, table: Rows, owners: Rows, keys: Ints) -> None:
     """Fill a hash table of the rows of entries, -1 if free; the last of equal keys of an owner wins."""
     for row in range(keys.size):
@@ -168,7 +165,7 @@ def index(base: Ints, table: Rows, owners: Rows, keys: Ints) -> None:
         table[slot] = row
 
 
-@_compiled
+@compiled
 def lookup(base: Ints, table: Rows, owners: Rows, keys: Ints, owner: Rows, key: Ints, out: Rows) -> None:
     """Write the row of each entry, the number of entries if it is missing."""
     for at in range(key.size):
@@ -180,7 +177,7 @@ def lookup(base: Ints, table: Rows, owners: Rows, keys: Ints, owner: Rows, key: 
         out[at] = row if row >= 0 else keys.size
 
 
-@_compiled
+@compiled
 def scan(
     data: Bytes,
     start: Rows,
@@ -236,7 +233,7 @@ def scan(
     return 0
 
 
-@_compiled
+@compiled
 def times(line: Rows, line_ns: Ints, offset: Ints, dur: Ints, out: Ints) -> int:
     """Write the start of events in picoseconds and durations of 0 and more; ~row if they exceed Int64."""
     most = np.int64(2**63 - 1)
@@ -250,7 +247,7 @@ def times(line: Rows, line_ns: Ints, offset: Ints, dur: Ints, out: Ints) -> int:
     return 0
 
 
-@_compiled
+@compiled
 def intern(data: Bytes, refs: Ints, table: Rows, firsts: Rows, out: Rows) -> int:
     """Write the number of each string among the distinct ones and their first rows; return their count.
 
@@ -285,7 +282,7 @@ def intern(data: Bytes, refs: Ints, table: Rows, firsts: Rows, out: Rows) -> int
     return int(count)
 
 
-@_compiled
+@compiled
 def join(data: Bytes, refs: Ints, out: Bytes) -> None:
     """Write the strings behind references, one after the other, with one byte left out after each."""
     place = np.int64(0)

@@ -11,8 +11,8 @@ from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from tpunb.compiled import compiled
 from tpunb.errors import BadProfile, need
 from tpunb.io.protobuf_kernels import Bytes
 
@@ -118,7 +118,7 @@ _STATE = np.vstack([_MULTIPLIERS[0] ^ _KEY, _MULTIPLIERS[1] ^ (_KEY >> _HALF | _
 _ZIPPER = np.array([3, 12, 2, 5, 14, 1, 15, 0, 11, 4, 10, 13, 9, 6, 8, 7])  # order of bytes of two words
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def checksum(data: Bytes) -> np.uint64:
     """Return the hash of 64 bits of some bytes."""
     state, packet = _STATE.copy(), np.zeros(32, np.uint8)
@@ -145,7 +145,7 @@ def checksum(data: Bytes) -> np.uint64:
     return np.uint64(state[:, 0].sum())
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def _update(state: Words, words: Words) -> None:
     """Mix four words into the state."""
     for k in range(4):

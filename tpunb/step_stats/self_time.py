@@ -6,7 +6,9 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-from numba import boolean, int64, njit, types, uint32, uint64
+from numba import boolean, int64, types, uint32, uint64
+
+from tpunb.compiled import compiled
 
 Ints = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.uint32]
@@ -115,13 +117,13 @@ def _readonly(dtype: types.Type) -> types.Array:
 
 # compiled on import, not during training when the first window arrives
 _groups, _times, _chosen = _readonly(uint32), _readonly(int64), _readonly(boolean)
-_compiled = partial(njit, nogil=True, cache=True)
-_sweep = _compiled([int64[::1](_groups, _times, _times)])(_sweep_lanes)
-_cover = _compiled([int64[::1](_groups, _times, _times, _chosen, int64[::1])])(_cover_groups)
-_number = _compiled([types.Tuple((uint32[::1], int64[::1]))(_groups)])(_number_codes)  # type: ignore[no-untyped-call]
+_sweep = compiled(_sweep_lanes, signature=int64[::1](_groups, _times, _times))
+_cover = compiled(_cover_groups, signature=int64[::1](_groups, _times, _times, _chosen, int64[::1]))
+_coded = types.Tuple((uint32[::1], int64[::1]))  # type: ignore[no-untyped-call]
+_number = compiled(_number_codes, signature=_coded(_groups))
 
 
-@_compiled([types.UniTuple(int64[::1], 2)(_groups, *[_times] * 5)])  # type: ignore[no-untyped-call]
+@partial(compiled, signature=types.UniTuple(int64[::1], 2)(_groups, *[_times] * 5))  # type: ignore[no-untyped-call]
 def placed(groups: Numbers, starts: Ints, durs: Ints, bounds: Ints, begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
     """Return the intervals in which each event runs, 1 ps or more: from the first one to before the second.
 
@@ -140,7 +142,7 @@ def placed(groups: Numbers, starts: Ints, durs: Ints, bounds: Ints, begins: Ints
     return first, until
 
 
-@_compiled([types.Tuple((uint32[::1], int64[::1]))(_readonly(uint64))])  # type: ignore[no-untyped-call]
+@partial(compiled, signature=_coded(_readonly(uint64)))
 def numbered(keys: npt.NDArray[np.uint64]) -> tuple[Numbers, Ints]:
     """Return the number of each key among the distinct ones, from 0; and the first row with each of them."""
     bits = np.uint64(1)
