@@ -30,7 +30,7 @@ from tpunb.step_stats import job_tables, merge_hosts
 from tpunb.step_stats.job_tables import JobTables
 from tpunb.step_stats.reduce import with_collectives
 
-_FILES, _BYTES = 32, 10 << 20  # of a part, at most
+_FILES, _BYTES = 64, 20 << 20  # of a part, at most: half of the time of a part of 10 MB does not depend on its size
 
 
 class Engine(Protocol):
