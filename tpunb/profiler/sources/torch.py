@@ -146,7 +146,7 @@ class Torch:
     def announce(self, reason: str) -> None:
         """Let the next window record shapes of operands and modules if it is the first, or the first of a phase."""
         self._shapes = reason == "new phase" or not self._windows
-        self._starts = reason == "start"
+        self._starts = reason == "start" and not self._windows
 
     def window(self, seconds: float) -> bytes:
         """Profile for `seconds` and return the Chrome trace.
@@ -221,7 +221,7 @@ class Torch:
         return data
 
     def _has_enough(self, begun_s: float, boundaries: int) -> bool:
-        """Return whether a window at the start, which may be due before any step was timed, has enough steps."""
+        """Return whether a first window, which may be due before any step was timed, has enough steps."""
         steps = self.between.boundaries - boundaries
         long = time.monotonic() - begun_s >= LIMITS.shortest_window_s
         return self._starts and long and steps >= LIMITS.enough_steps + LIMITS.cut_steps
