@@ -67,7 +67,7 @@ def test_beside_a_parallel_input_pipeline_python_functions_are_its_own(stage):
     assert fired(phased("aa", ops={"a": ops})) == {}
 
 
-@pytest.mark.parametrize(("python", "action"), [(0.3, "store what they return"), (0.1, "%%tpupoint --tune")])
+@pytest.mark.parametrize(("python", "action"), [(0.3, "store what it returns"), (0.1, "%%tpupoint --tune")])
 def test_functions_in_python_are_what_makes_a_pipeline_slow_if_they_take_half_of_it(python, action):
     ops = [("EagerPyFunc", "host", None, python), ("Iterator::Root::Map", "host", None, 0.4)]
     phases = phased("aa", a={"infeed": 0.5}, ops={"a": ops})

@@ -12,6 +12,7 @@ from simulate.pod import LOSSES, Fault, pod
 from simulate.step_program import step_program
 
 import tpunb as tp
+from tpunb.errors import NoSteps
 from tpunb.io import cluster_load, dask_engine, formats, storage
 from tpunb.io.host_files import HostFile, distinct, strangers
 from tpunb.step_stats.merge_hosts import of_job
@@ -182,6 +183,16 @@ def test_a_host_without_steps_is_lost_and_the_others_are_read(tmp_path, few):
     with pytest.warns(UserWarning, match="1 file skipped: h2.xplane.pb: no steps found"):
         job = tp.steps(tp.load(tmp_path))
     assert set(job.by_host.roles) == {"h0", "h1", "h3"}
+
+
+def test_a_job_without_steps_says_why_and_what_to_do(tmp_path, few):
+    for number in range(4):
+        (tmp_path / f"h{number}.xplane.pb").write_bytes(window(f"h{number}", T0, n=0))
+    with pytest.warns(UserWarning, match="4 files skipped"):
+        job = tp.load(tmp_path)
+    with pytest.raises(NoSteps, match=r"holds no steps: 4 files skipped, h0.xplane.pb: no steps found") as caught:
+        tp.steps(job)
+    assert caught.value.hint.startswith("annotate them: jax.profiler.StepTraceAnnotation")
 
 
 def test_only_damaged_files_are_an_error_of_the_first(tmp_path, few):

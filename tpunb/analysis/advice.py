@@ -84,8 +84,8 @@ class Rule:
 _TUNE = "prefetch, map in parallel, cache: `data = tp.tune(data).apply(data)`, or in a notebook %%tpupoint --tune"
 _OF_INPUT = {
     "tf.data": _TUNE,
-    "Python tf.data": f"{_TUNE}; what computes in Python runs one after another: write it in TensorFlow's "
-    "operations, or store what they return",
+    "Python tf.data": f"{_TUNE}, and write in TensorFlow's operations what runs in Python, one call at a time; or "
+    "store what it returns",
     "tuned tf.data": "the pipeline is tuned already: store prepared data (Dataset.save, TFRecord), use more processors",
     "arrays": "use larger batches, or run more steps per call: `model.compile(..., steps_per_execution=16)`",
     "PyDataset": "give it workers (workers=, use_multiprocessing=, max_queue_size=), read more per batch at once",

@@ -139,16 +139,19 @@ def _no_steps(profile: Profile) -> NoSteps:
             f"{profile.name} holds no steps: {plural(failures.len(), 'window')} failed, the first with {failures[0]!r}",
             hint="stop other profilers of this program, and capture again",
         )
+    annotate = f"annotate them: {_JAX_OR_TF}, or {_PYTORCH} (PyTorch), and record again"
+    if profile.stored is not None and profile.skipped:  # a job, whose events are not kept
+        why = f"{plural(len(profile.skipped), 'file')} skipped, {': '.join(profile.skipped[0])}"
+        return NoSteps(f"{profile.name} holds no steps: {why}", hint=f"{annotate}; or load a file alone")
     if profile.stored is not None:
         return NoSteps(
             f"{profile.name} has no steps: none was marked, and no window shows any",
             hint="mark them: `with run.step(i):` or `for batch in run.batches(data):` (Keras' fit needs neither)",
         )
-    annotate = f"{_JAX_OR_TF}, or {_PYTORCH} (PyTorch), and record again"
     return NoSteps(
         f"{profile.name} holds no steps: no event has step_num, no device has a Steps line, "
         "no module ran twice and no compiled function was called twice",
-        hint=f"annotate them: {annotate}; or pass a rule to tp.steps(profile, by=rule), "
+        hint=f"{annotate}; or pass a rule to tp.steps(profile, by=rule), "
         "a function of the profile that returns one row per step with host, step, start_ps and dur_ps",
     )
 
