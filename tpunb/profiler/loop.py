@@ -110,6 +110,7 @@ class Loop:
         self._trainer = Arrays()  # of the function that trains: it returns a state and takes most
         self._kinds: dict[str, str] = {}  # of steps by function
         self._kind = TRAIN  # of the last step
+        self._by_gradients = False  # whether parts with gradients were found to be steps: no optimizer is known
         self._resumed_ns: int | None = None  # when the last fetch found the end of its data
         self._begun_ns: int | None = None  # when the first gradient was prepared
         self._computes = False  # whether a model of PyTorch was called
@@ -408,9 +409,10 @@ class Loop:
         """Make steps of batches in a row without gradients; return False if it is not known yet whether they are."""
         learning = [part.learns for part in self._parts]
         if any(learning):
-            if len(learning) < LIMITS.unsettled_parts and not final:
+            many = len(learning) >= LIMITS.unsettled_parts
+            if not (many or final or (self._by_gradients and not self._optimizers)):
                 return False
-            kind = TRAIN  # with an optimizer that is not known
+            kind, self._by_gradients = TRAIN, self._by_gradients or many
         else:
             kind, streams = EVALUATION, {stream for part in self._parts for stream in part.streams}
             # several batches for one step may be fetched at once; `_update` says so
