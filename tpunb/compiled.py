@@ -15,13 +15,10 @@ _R = TypeVar("_R")
 
 def compiled(loop: Callable[_P, _R], *, signature: Any = None, fastmath: Sequence[str] = ()) -> Callable[_P, _R]:
     """Return a loop that is compiled as it is called, or now and for no other types than those of a signature."""
-    kernel: Any = njit(nogil=True, cache=True, error_model="numpy", fastmath={*fastmath})(loop)
-    files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)  # private: as numba does without
+    kernel: Any = njit(signature, nogil=True, cache=True, error_model="numpy", fastmath={*fastmath})(loop)
+    files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)  # private: without it, numba's names
     if files is not None:
         files.save = partial(_save, files)
-    if signature is not None:
-        kernel.compile(signature)
-        kernel.disable_compile()
     return kernel  # type: ignore[no-any-return]
 
 

@@ -21,7 +21,7 @@ _BLOCK = 32  # columns per branch, for wide registers
 _SCATTER_STEPS = LIMITS.scatter_steps
 _SCATTER_RATIO = LIMITS.scatter_ratio
 _LEAST_TOLERANCE = LIMITS.least_tolerance
-_summing = partial(compiled, fastmath=("reassoc", "contract"))  # in any order, several at one time
+_compiled = partial(compiled, fastmath=("reassoc", "contract"))  # in any order, several at one time
 _ROUNDING = 1e-9  # sums in another order differ in the last digits, and must not decide
 
 
@@ -64,7 +64,7 @@ def new_leaders(phases: int, ops: int) -> Leaders:
     return Leaders(np.zeros((phases, ops, 2)), np.zeros((phases, 7)), slots, np.zeros(2, dtype=np.int64))
 
 
-@_summing
+@_compiled
 def shared_ops(indptr: Ints, indices: NDArray[np.int32], out: Ints) -> None:
     """Write how many operations each step shares with the one before it; for the first, how many it has."""
     if out.size:
@@ -81,7 +81,7 @@ def shared_ops(indptr: Ints, indices: NDArray[np.int32], out: Ints) -> None:
         out[row] = now.size if equal else _intersection(before, now)
 
 
-@_summing
+@_compiled
 def _intersection(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
     left, right, shared = 0, 0, 0
     while left < a.size and right < b.size:
@@ -92,7 +92,7 @@ def _intersection(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
     return shared
 
 
-@_summing
+@_compiled
 def scan(
     rows: Rows, which: Ints, weights: Floats, starts: NDArray[np.bool_], limits: Floats, leaders: Leaders, out: Ints
 ) -> None:
@@ -115,7 +115,7 @@ def scan(
         out[i] = leaders.slots[slot, 0]
 
 
-@_summing
+@_compiled
 def join(
     leaders: Leaders, before: int, columns: NDArray[np.int32], root: Floats, split: int, weight: float, limits: Floats
 ) -> int:
@@ -131,7 +131,7 @@ def join(
     return slot
 
 
-@_summing
+@_compiled
 def _roots(root: Floats, begin: int, end: int) -> float:
     """Replace self times by the square roots of their shares; return 1.0 if there is any time, else 0.0."""
     total = 0.0
@@ -144,7 +144,7 @@ def _roots(root: Floats, begin: int, end: int) -> float:
     return np.float64(total > 0)
 
 
-@_summing
+@_compiled
 def _choose(leaders: Leaders, before: int, step: Step, limits: Floats, products: Floats) -> int:
     """Return the slot of the largest phase that accepts a step, that of the step before in ties; else of a new one."""
     # not the most similar phase: outliers near a large one form small ones, which would attract its ordinary steps
@@ -169,7 +169,7 @@ def _choose(leaders: Leaders, before: int, step: Step, limits: Floats, products:
     return least
 
 
-@_summing
+@_compiled
 def _accepts(leaders: Leaders, slot: int, step: Step, limits: Floats, products: Floats) -> bool:
     """Return whether a phase accepts a step; if so, write the products of their roots on each side."""
     # sets: sum of min over sum of max of the step's presence, 0 or 1, and the phase's frequency of each op (Jaccard for
@@ -198,7 +198,7 @@ def _accepts(leaders: Leaders, slot: int, step: Step, limits: Floats, products: 
     return True
 
 
-@_summing
+@_compiled
 def _tolerance(leaders: Leaders, slot: int, side: int, limits: Floats) -> float:
     """Return the distance from its mean that a phase accepts: less if its own steps scatter little."""
     most = 1 - limits[1]
@@ -209,7 +209,7 @@ def _tolerance(leaders: Leaders, slot: int, side: int, limits: Floats) -> float:
     return float(most + _ROUNDING)
 
 
-@_summing
+@_compiled
 def _cosine(product: float, square: float, present: float) -> float:
     """Return the cosine of two directions; 1 if neither has any time, 0 if one of them has."""
     if square <= 0:
@@ -217,7 +217,7 @@ def _cosine(product: float, square: float, present: float) -> float:
     return float(product / np.sqrt(square))
 
 
-@_summing
+@_compiled
 def _add(leaders: Leaders, slot: int, step: Step, weight: float, products: Floats) -> None:
     """Add a step to the sums of a phase: once, whatever its weight, as the steps it stands for are not read."""
     stats, sums = leaders.stats[slot], leaders.sums[slot]
@@ -237,7 +237,7 @@ def _add(leaders: Leaders, slot: int, step: Step, weight: float, products: Float
     leaders.counts[1] += 1
 
 
-@_summing
+@_compiled
 def renumbered(labels: Ints, by_start: Ints, size: int) -> Ints:
     """Return labels below `size` as 0, 1, 2, ... by first appearance in time; -1 stays."""
     number, count = np.full(size, -1, np.int64), 0
@@ -252,7 +252,7 @@ def renumbered(labels: Ints, by_start: Ints, size: int) -> Ints:
     return out
 
 
-@_summing
+@_compiled
 def join_borders(near: NDArray[np.bool_], core: Ints, label: Ints) -> None:
     """Give each point that is no core the least label of the cores near it: a border belongs to the first cluster."""
     is_core = np.zeros(label.size, np.bool_)

@@ -412,7 +412,8 @@ class Loop:
             many = len(learning) >= LIMITS.unsettled_parts
             if not (many or final or (self._by_gradients and not self._optimizers)):
                 return False
-            kind, self._by_gradients = TRAIN, self._by_gradients or many
+            kind = TRAIN  # with an optimizer that is not known
+            self._by_gradients = self._by_gradients or many
         else:
             kind, streams = EVALUATION, {stream for part in self._parts for stream in part.streams}
             # several batches for one step may be fetched at once; `_update` says so

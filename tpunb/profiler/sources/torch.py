@@ -144,7 +144,7 @@ class Torch:
         return facts | {"cpu": this_cpu()}
 
     def announce(self, reason: str) -> None:
-        """Let the next window record shapes of operands and modules if it is the first, or the first of a phase."""
+        """Let a first window, or the first of a phase, record shapes and modules; at the start it ends early."""
         self._shapes = reason == "new phase" or not self._windows
         self._starts = reason == "start" and not self._windows
 
@@ -206,7 +206,7 @@ class Torch:
         self._tracing = True
         try:
             while (left_s := begun_s + seconds - time.monotonic()) > 0 and not self._has_enough(begun_s, before):
-                if self._stopped.wait(min(left_s, LIMITS.import_look_s)):
+                if self._stopped.wait(min(left_s, LIMITS.plan_s)):
                     break
         finally:
             self._tracing = False
