@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -76,34 +77,31 @@ def collected(rows: pl.LazyFrame) -> pl.DataFrame:
     return schema.compact(pl.DataFrame([parts.drop_in_place(name).rechunk() for name in parts.columns]))
 
 
-def check(files: Sequence[Path | bytes], columns: schema.Schema) -> None:
-    """Raise as `read` would for files that are cut, or have other columns."""
-    for file in files:
-        other = pl.read_parquet_schema(io.BytesIO(file) if isinstance(file, bytes) else file).keys() - _on_disk(columns)
-        if other:
-            raise pl.exceptions.SchemaError(f"it has columns {sorted(other)}")
-
-
 def scan(files: Sequence[Path | bytes], columns: schema.Schema) -> pl.LazyFrame:
-    """Return the rows that `read` returns, to be read by `collected`."""
-    rows = pl.scan_parquet(
-        [*files],  # type: ignore[arg-type]  # either paths or contents
-        schema=_on_disk(columns),
-        missing_columns="insert",
-        glob=False,  # names may contain [ or *
-        hive_partitioning=False,  # or =
-    )
-    rows = rows.with_columns(_renamed(name, dtype) for name, dtype in _on_disk(columns).items() if name in _EARLIER)
+    """Return the rows that `read` returns, to be read by `collected`; raises for files that are cut, or others'."""
+    on_disk = _on_disk(columns)
+    filled = {name for file in files for name in _scanned(file).collect_schema()}
+    if others := filled - on_disk.keys():
+        raise pl.exceptions.SchemaError(f"it has columns {sorted(others)}")
+    # those that none has are inserted as one value each, which an expression would write out
+    rows = _scanned([*files], schema=on_disk, missing_columns="insert")
+    earlier = [name for name in on_disk if name in _EARLIER and _EARLIER[name][0] in filled]
+    rows = rows.with_columns(_renamed(name, on_disk[name]) for name in earlier)
     if _has_ops(columns):
         low, high = (pl.col(name).cast(pl.Int64) for name in _BYTES)
         rows = rows.with_columns(pl.col(_SPLIT) * 65536 + high * 256 + low)
     if _has_rule(columns):
         rows = rows.with_columns(rule=pl.coalesce(_LATER_RULE, pl.col("rule").cast(pl.String)))
-    back = {short: name for name, short in _names(columns).items()}
-    rows = rows.with_columns((pl.col(short) * pl.col(_UNIT)).alias(name) for short, name in back.items())
+    filled |= {*earlier}
+    for name, short in _names(columns).items():
+        rows = rows.with_columns((pl.col(short) * pl.col(_UNIT) if short in filled else pl.col(short)).alias(name))
     if _has_ops(columns):
         rows = rows.with_columns(self_ps=pl.col("total_ps") - pl.col("self_ps"))
     return rows.select(pl.col(name).cast(dtype) for name, dtype in columns.items())
+
+
+def _scanned(source: Any, **options: Any) -> pl.LazyFrame:
+    return pl.scan_parquet(source, glob=False, hive_partitioning=False, **options)  # names may contain [, * or =
 
 
 def _has_rule(columns: schema.Schema) -> bool:

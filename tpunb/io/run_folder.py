@@ -503,7 +503,4 @@ def _stack(sources: Sequence[_Source], table: str) -> Any:
     """Return a table, of operations a scan."""
     if not sources:
         return pl.DataFrame(schema=TABLES[table])
-    if table != OPS:
-        return parquet.read(sources, TABLES[table])
-    parquet.check(sources, TABLES[table])
-    return parquet.scan(sources, TABLES[table])
+    return (parquet.scan if table == OPS else parquet.read)(sources, TABLES[table])

@@ -99,10 +99,15 @@ def merge_steps(tables: Tables, step_flops: float | None = None) -> tuple[pl.Dat
     full = pl.when(pl.col("traced") == "full")
     clock_dur_ps = pl.col("clock_end_ps") - pl.col("clock_start_ps")
     ruled = pl.when(clock_dur_ps.is_not_null()).then(pl.lit("clock", schema.RULE))
+    # a join would write out columns of nulls: most, in a long run
+    empty = {name for name in _MEASURED if traced[name].null_count() == len(traced)}
+    traced = traced.drop(empty)
     key, right = ("step", traced.drop("host")) if one_host(clocked, traced) else (_KEY, traced)
     frame = clocked.join(right, on=key, how="left", maintain_order="left")
     if frame["traced"].count() < len(traced):  # a full join copies the steps by the clock, too
         frame = pl.concat([frame, traced.filter(~of_steps(traced, clocked))], how="diagonal")
+    del clocked, traced, right
+    measured = {name: pl.lit(None, schema.STEPS[name]) if name in empty else pl.col(name) for name in _MEASURED}
     frame = frame.select(
         *_KEY,
         kind=pl.coalesce("clock_kind", "kind"),
@@ -110,8 +115,7 @@ def merge_steps(tables: Tables, step_flops: float | None = None) -> tuple[pl.Dat
         dur_ps=full.then("dur_ps").otherwise(pl.coalesce(clock_dur_ps, "dur_ps")),
         traced=pl.col("traced").fill_null("none"),
         rule=pl.coalesce("found_by", "rule", ruled),
-        **{name: pl.col(name) for name in _MEASURED if name not in _BY_CLOCK},
-        **{name: pl.coalesce(f"clock_{name}", name) for name in _BY_CLOCK},
+        **measured | {name: pl.coalesce(f"clock_{name}", measured[name]) for name in _BY_CLOCK},
     )
     if step_flops is not None and frame["flops"].null_count() == len(frame):
         frame = frame.with_columns(flops=pl.when(pl.col("kind") == "train").then(step_flops))
@@ -125,8 +129,9 @@ def merge_steps(tables: Tables, step_flops: float | None = None) -> tuple[pl.Dat
 
 def _grouped(rows: pl.DataFrame, columns: Sequence[pl.Expr]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return columns by step, and the steps with several rows: others are what they are, most of a long run."""
-    key = rows.select(_KEY)
-    again = (key["step"] if one_host(rows) else key).is_duplicated()
+    key, one = rows.select(_KEY), one_host(rows)
+    rises = one and (key["step"].diff() > 0).all()  # as is usual; to look for two of a number takes longer
+    again = pl.repeat(False, 0, eager=True) if rises else (key["step"] if one else key).is_duplicated()
     if not again.any():
         return rows.select(*_KEY, *(expr.meta.output_name() for expr in columns)), key.clear()
     merged = rows.filter(again).group_by(_KEY, maintain_order=True).agg(columns)
