@@ -68,17 +68,17 @@ def ours():
         (
             LATER,
             "profiling · 1,204 steps, now train · phase 1, 3 so far · 14 windows cover 12 % of run time"
-            " · overhead 1.3 % of run time (estimated)",
+            " · cost of windows 1.3 % of run time (estimated)",
         ),
         (
             BEGUN._replace(steps=1, windows=1, observed=0.5, phase=0, phases=1),
             "profiling · 1 step · phase 0, 1 so far · 1 window covers 50 % of run time"
-            " · overhead under 0.1 % of run time (estimated)",
+            " · cost of windows under 0.1 % of run time (estimated)",
         ),
         (
             BEGUN._replace(failed=2, state="stopped at step 100"),
             "stopped at step 100 · 0 steps · no phase yet · 0 windows cover 0 % of run time (2 failed)"
-            " · overhead under 0.1 % of run time (estimated)",
+            " · cost of windows under 0.1 % of run time (estimated)",
         ),
     ],
 )

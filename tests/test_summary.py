@@ -166,7 +166,7 @@ def test_reasons_of_windows_and_overhead_are_one_line():
     assert (
         "\n  7 windows cover 35 % of run time: 3 at the start, 2 evenly spaced, 1 for a new phase,"
         " 1 for under-sampled steps"
-        " · profiling overhead: 1.3 % of run time (estimated)\n"
+        " · cost of windows: 1.3 % of run time (estimated)\n"
     ) in text
 
 
@@ -185,7 +185,7 @@ def test_unknown_reasons_and_overhead_are_left_out():
 def test_a_small_overhead_is_not_zero():
     for overhead in (0.0, 0.0004):
         profile = replace(windows(("a", 0, 0.5, None, None)).profile, overhead=overhead)
-        assert "profiling overhead: under 0.1 % of run time (estimated)" in repr(Summary(profile))
+        assert "cost of windows: under 0.1 % of run time (estimated)" in repr(Summary(profile))
     assert "10.0 %" in repr(Summary(replace(profile, overhead=0.1)))
 
 

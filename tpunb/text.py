@@ -35,7 +35,7 @@ def percent(share: float, digits: int | None = 0) -> str:
 
 
 def estimated_overhead(share: float, interval: tuple[float, float] | None = None) -> str:
-    """Return an estimated profiling overhead with its base, and its 95 % interval if there is one.
+    """Return the estimated cost of windows with its base, and its 95 % interval if there is one.
 
     >>> estimated_overhead(0.013), estimated_overhead(0.0001, (0.0, 0.021))
     ('1.3 % of run time (estimated)', 'under 0.1 % of run time (estimated, 0.0 to 2.1 %)')

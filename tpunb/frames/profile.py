@@ -55,7 +55,7 @@ class Profile:
     reused
         Whether the decoded events came from the cache.
     overhead
-        Slowdown of the run by profiling, estimated by the capture: 0.02 is 2 %; None if unknown.
+        Time lost to windows and checkpoints, of the run time without, estimated: 0.02 is 2 %; None if unknown.
     overhead_interval
         Ends of its 95 % interval; None if unknown.
     skipped

@@ -50,7 +50,7 @@ class Status(NamedTuple):
     windows: int  # without failed ones
     failed: int
     observed: float  # share of run time that windows recorded, 0 to 1
-    overhead: float | None  # estimated profiling overhead: 0.02 is 2 %; None until measured
+    overhead: float | None  # lost to windows and checkpoints, of the run time without: 0.02 is 2 %; None until measured
     seconds: float  # since the start
     state: str  # "running", "finished", or why it ended
     saving: float = 0.0  # seconds spent on checkpointing
@@ -68,7 +68,7 @@ class Status(NamedTuple):
             plural(self.steps, "step") + (f", now {self.kind}" if self.kind else ""),
             "no phase yet" if self.phase is None else f"phase {self.phase:,}, {self.phases:,} so far",
             *([] if self.productive is None else [f"{percent(self.productive)} of run time productive"]),
-            *([windows, f"overhead {cost}"] if self.windows or self.failed else ["no window yet"]),
+            *([windows, f"cost of windows {cost}"] if self.windows or self.failed else ["no window yet"]),
         ]
         return " · ".join([*parts, *([f"checkpointing {self.saving:.1f} s"] if self.saving >= 0.05 else [])])
 

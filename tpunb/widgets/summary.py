@@ -145,7 +145,7 @@ class Summary(NullRun):
         share, interval = self.profile.overhead, self.profile.overhead_interval
         parts = [] if share is None else [estimated_overhead(share, interval)]
         parts += [f"{'of which ' * bool(parts)}checkpointing {saving:.1f} s"] if saving >= 0.05 else []
-        return f"profiling overhead: {', '.join(parts)}" if parts else None
+        return f"cost of windows: {', '.join(parts)}" if parts else None
 
     @property
     def _where(self) -> str | None:
