@@ -325,6 +325,20 @@ def test_a_function_that_is_called_repeatedly_in_between_has_steps_of_its_own(pr
     assert program.kinds() == {"train": 20, "score": 20}
 
 
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_part_of_the_training_that_is_called_elsewhere_evaluates(program, elsewhere):
+    program.loop.describe("gradients", Arrays(inputs=6))
+    program.loop.describe("apply", Arrays(inputs=8))
+    for number in range(20):
+        if not elsewhere:  # micro-batches whose gradients are accumulated
+            program.call("gradients")
+        program.call("gradients")
+        program.call("apply")
+        if number % 5 == 4 and elsewhere:
+            program.loop.called("gradients", program(), program(), None)
+    assert program.kinds().get("eval", 0) == (4 if elsewhere else 0)
+
+
 def test_functions_of_the_library_begin_no_step(program):
     for _ in range(3):
         program.call("_truncated_normal", library=True)

@@ -639,7 +639,7 @@ def test_each_import_of_a_statement_is_named_and_the_hook_of_python_s_start_is_n
     code = compile("import json, os.path as path\nfrom math import pi\npi()", "train.py", "exec")
     named = [stall_sampler._imported(code, each.offset) for each in dis.get_instructions(code)]
     assert [each for each in named if each] == ["import json", "import os.path", "import math"]
-    assert not stall_sampler._is_user_code(str(Path("hook", "sitecustomize.py")))
+    assert not stall_sampler.is_user_code(str(Path("hook", "sitecustomize.py")))
 
 
 def test_imports_within_a_call_are_named_and_not_those_around_the_program(tmp_path, monkeypatch, own_name):
@@ -709,7 +709,7 @@ def test_a_library_outside_of_user_code_has_no_place(library):
     ],
 )
 def test_user_code_is_what_is_not_installed(file, user):
-    assert stall_sampler._is_user_code(file) is user
+    assert stall_sampler.is_user_code(file) is user
 
 
 # -- trouble ---------------------------------------------------------------------------------------------------------

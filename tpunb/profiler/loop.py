@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from tpunb.profiler.in_flight import Result, Work
 from tpunb.profiler.keras import keras_runs
 from tpunb.profiler.limits import LIMITS
+from tpunb.profiler.stall_sampler import is_user_code
 from tpunb.profiler.step_clock import OpenStep, StepClock, StepRecord
 from tpunb.signals import Spent
 from tpunb.step_stats.boundaries import is_primitive
@@ -53,6 +54,17 @@ def _harmless(method: Callable[..., None]) -> Callable[..., None]:
     return guarded
 
 
+_Line = tuple[CodeType, int]
+
+
+def _line() -> _Line | None:
+    """Return the line of the program that called."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code, frame.f_lineno)
+
+
 class Arrays(NamedTuple):
     """What a compiled function does with arrays."""
 
@@ -67,8 +79,8 @@ class _Part:
     start_ns: int
     streams: set[Hashable] = field(default_factory=set)  # that batches were fetched from
     input_ns: int = 0
-    # compiled functions, and what was known at the first call of each: its start, and the launch before it
-    functions: dict[str, tuple[int, int, Work | None]] = field(default_factory=dict)
+    # compiled functions, and of the first call of each its start, the launch before it, and the line of the program
+    functions: dict[str, tuple[int, int, Work | None, _Line | None]] = field(default_factory=dict)
     updates: list[Hashable] = field(default_factory=list)  # the optimizers
     learns: bool = False  # whether gradients were taken
     evaluates: bool = False  # whether it began with a fetch while a model of PyTorch is in the mode to evaluate
@@ -109,6 +121,7 @@ class Loop:
         self._arrays: dict[str, Arrays] = {}  # by function
         self._trainer = Arrays()  # of the function that trains: it returns a state and takes most
         self._kinds: dict[str, str] = {}  # of steps by function
+        self._lines: dict[str, set[_Line | None]] = {}  # of the program, where steps of training call a function
         self._kind = TRAIN  # of the last step
         self._by_gradients = False  # whether parts with gradients were found to be steps: no optimizer is known
         self._resumed_ns: int | None = None  # when the last fetch found the end of its data
@@ -220,7 +233,8 @@ class Loop:
         self._calls[function] += 1
         if self._calls[function] <= LIMITS.loop_calls:
             self._note_frames(trains=False)
-        part.functions.setdefault(function, (begun_ns, part.launched_ns, part.work))
+        if function not in part.functions:
+            part.functions[function] = begun_ns, part.launched_ns, part.work, _line()
         part.launched(work, now_ns)
 
     @_harmless
@@ -343,7 +357,7 @@ class Loop:
 
     def _split(self, part: _Part, function: str) -> None:
         """Split a part where another loop has begun, of a function that it is now called again."""
-        begun_ns, launched_ns, work = part.functions[function]
+        begun_ns, launched_ns, work, _ = part.functions[function]
         names = [*part.functions]
         rest = _Part(begun_ns, last_ns=part.last_ns, launched_ns=part.launched_ns, work=part.work)
         for name in names[names.index(function) :]:
@@ -402,7 +416,13 @@ class Loop:
                 train = trains and TRAIN not in self._kinds.values()
                 name = EVALUATION if _EVALUATES.search(function) else re.sub(r"[^\w.]+", " ", function).strip()
                 self._kinds[function] = TRAIN if train else name or "step"
-            self._add([part], self._kinds[function], "fetches" if part.streams else "calls")
+            kind, line = self._kinds[function], part.functions[function][-1]
+            if kind == TRAIN:
+                for name, (*_, of_training) in part.functions.items():
+                    self._lines.setdefault(name, set()).add(of_training)
+            elif line not in self._lines.get(function, {line}):  # a part of the training alone, from elsewhere
+                kind = EVALUATION
+            self._add([part], kind, "fetches" if part.streams else "calls")
         return True
 
     def _evaluate(self, *, final: bool) -> bool:

@@ -324,7 +324,7 @@ class StallSampler:
     def _described(self, frame: FrameType, place: str | None) -> _Described:
         frames = [*_outwards(frame)]
         loads, evaluates = any(_prepares(each, self.loops) for each in frames), self._evaluates(frame)
-        within = takewhile(lambda each: not _is_user_code(each.f_code.co_filename), frames)
+        within = takewhile(lambda each: not is_user_code(each.f_code.co_filename), frames)
         if place and " ← import " not in place and any(each.f_code.co_filename.startswith(_IMPORTS) for each in within):
             place = f"{place} (imports)"  # a library, within a call
         return place, loads, not evaluates and _is_code(frame, place), evaluates
@@ -336,7 +336,7 @@ class StallSampler:
             code = each.f_code
             if not of_program and code.co_name in _TRAINS:  # of a library
                 return False
-            if _is_user_code(code.co_filename):
+            if is_user_code(code.co_filename):
                 of_program = True
                 if code in self.loops or _EVALUATES.search(code.co_name):
                     return code not in self.loops
@@ -401,9 +401,9 @@ def _place(stack: Mapping[int, FrameType], thread: int, account: str | None) -> 
 def _prepares(frame: FrameType, loops: set[CodeType]) -> bool:
     """Return whether a frame is a generator that user code asks for its next value."""
     code, caller = frame.f_code, frame.f_back
-    if not code.co_flags & CO_GENERATOR or code in loops or not _is_user_code(code.co_filename):
+    if not code.co_flags & CO_GENERATOR or code in loops or not is_user_code(code.co_filename):
         return False
-    return caller is not None and _is_user_code(caller.f_code.co_filename)  # a context manager is asked by a library
+    return caller is not None and is_user_code(caller.f_code.co_filename)  # a context manager is asked by a library
 
 
 def _is_code(frame: FrameType, place: str | None) -> bool:
@@ -411,7 +411,7 @@ def _is_code(frame: FrameType, place: str | None) -> bool:
     library, module = False, ""  # whether a library is within, and the module that the program called
     for each in _outwards(frame):
         file = each.f_code.co_filename
-        if _is_user_code(file):
+        if is_user_code(file):
             if module in _OF_DATA:
                 return True
             return not library and (each is not frame or _calls_code(each, (place or "").partition(" ← ")[2]))
@@ -465,7 +465,7 @@ def _innermost(frames: Iterator[FrameType]) -> tuple[str | None, str | None]:
     within: list[CodeType] = []
     for frame in frames:
         code = frame.f_code
-        if _is_user_code(code.co_filename) or (_GENERATED in code.co_filename and _origin(code, frame.f_lineno or 0)):
+        if is_user_code(code.co_filename) or (_GENERATED in code.co_filename and _origin(code, frame.f_lineno or 0)):
             inner = _inner(within)
             key = id(code), frame.f_lasti, inner
             if (kept := _texts.get(key)) is None:
@@ -485,7 +485,7 @@ def _inner(codes: list[CodeType]) -> str | None:
 def _origin(code: CodeType, line: int) -> Any:
     """Return what TensorFlow knows of the user's line that AutoGraph made this one of; None if it is of a library."""
     origin = _origins(code.co_filename).get(line)
-    return origin if origin is not None and _is_user_code(origin.loc.filename) else None
+    return origin if origin is not None and is_user_code(origin.loc.filename) else None
 
 
 @lru_cache(maxsize=256)
@@ -500,7 +500,8 @@ def _origins(file: str) -> dict[int, Any]:
 
 
 @lru_cache(maxsize=4096)
-def _is_user_code(file: str) -> bool:
+def is_user_code(file: str) -> bool:
+    """Return whether a file is of the program, not of a library."""
     if _CELL.search(file):
         return True
     if file.startswith("<"):
