@@ -6,13 +6,14 @@ from contextlib import ExitStack
 from itertools import pairwise
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tpunb.profiler import loop as loop_module
 from tpunb.profiler import step_clock
 from tpunb.profiler.loop import Arrays, Loop
 from tpunb.profiler.step_clock import StepClock
-from tpunb.profiler.steps import fetches, optimizers
+from tpunb.profiler.steps import calls, fetches, optimizers
 
 
 class Program:
@@ -325,18 +326,55 @@ def test_a_function_that_is_called_repeatedly_in_between_has_steps_of_its_own(pr
     assert program.kinds() == {"train": 20, "score": 20}
 
 
-@pytest.mark.parametrize("elsewhere", [True, False])
-def test_a_part_of_the_training_that_is_called_elsewhere_evaluates(program, elsewhere):
+def of_gradients(program):
     program.loop.describe("gradients", Arrays(inputs=6))
     program.loop.describe("apply", Arrays(inputs=8))
+
+
+def test_a_part_of_the_training_that_is_called_elsewhere_evaluates(program):
+    of_gradients(program)
     for number in range(20):
-        if not elsewhere:  # micro-batches whose gradients are accumulated
-            program.call("gradients")
         program.call("gradients")
         program.call("apply")
-        if number % 5 == 4 and elsewhere:
+        if number % 5 == 4:
             program.loop.called("gradients", program(), program(), None)
-    assert program.kinds().get("eval", 0) == (4 if elsewhere else 0)
+    assert program.kinds() == {"train": 20, "eval": 4}
+
+
+@pytest.mark.parametrize("fetches", [False, True])
+@pytest.mark.parametrize("evaluated", [0, 3])
+def test_gradients_of_compiled_functions_are_accumulated(program, evaluated, fetches):
+    of_gradients(program)
+    program.loop.repeats("gradients", on=True)
+    for number in range(20):
+        for _ in range(4 + (evaluated if number % 5 == 4 else 0)):  # an evaluation on the same line comes before
+            if fetches:
+                program.fetch("data")
+            program.call("gradients")
+        program.call("apply")
+    assert program.kinds() == {"train": 20, **({"gradients": 4 * evaluated} if evaluated else {})}
+
+
+def test_a_function_that_takes_its_state_again_is_told_from_one_that_was_tried_out_first():
+    weights, batch, later = np.zeros((3, 4)), np.ones((2, 3)), np.full((3, 4), 2.0)
+    arrays = calls._state([weights, batch], [later])
+    gradients, step = calls._States(), calls._States()
+    assert [gradients.repeats("f", arrays, [weights, batch], [np.ones((3, 4))]) for _ in range(2)] == [None, True]
+    assert gradients.repeats("f", arrays, [later, batch], []) is None  # another has updated it
+    assert [step.repeats("f", arrays, [weights, batch], [later]) for _ in range(2)] == [None, True]
+    assert step.repeats("f", arrays, [later, batch], []) is False
+    assert gradients.are_clear("f")
+    assert not gradients.are_clear("g")
+
+
+def test_a_function_that_never_updates_has_steps(program):
+    program.loop.describe("gradients", Arrays(inputs=6))
+    program.loop.repeats("gradients", on=True)
+    for _ in range(200):
+        program.call("gradients")
+    taken = len(program.clock.take())
+    assert taken > 100
+    assert program.kinds() == {"train": 200 - taken}
 
 
 def test_functions_of_the_library_begin_no_step(program):

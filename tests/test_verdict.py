@@ -126,18 +126,28 @@ def test_a_graph_that_is_kept_is_a_remedy_for_steps_of_gradients():
     assert "a graph that is kept" in verdict(replace(phases, steps=replace(phases.steps, frame=frame))).sentence
 
 
+def without_kernels(phases):
+    steps = replace(phases.steps, devices=phases.steps.devices.clear(), ops=phases.steps.ops.clear())
+    return replace(phases, steps=steps)
+
+
 @pytest.mark.parametrize(("account", "named"), [("profiler", True), ("callbacks", False)])
 def test_what_the_profiler_took_is_no_reason_against_eager_steps(account, named):
     phases = accounted((41, 100, account, "begin or end of a window"), wall_s=141)
-    steps = replace(phases.steps, devices=phases.steps.devices.clear(), ops=phases.steps.ops.clear())
-    found = verdict(with_facts(replace(phases, steps=steps), eager="Keras"))
+    found = verdict(with_facts(without_kernels(phases), eager="Keras"))
     assert found.sentence.startswith("The steps run operation by operation") is named
 
 
 def test_operations_that_compile_one_by_one_are_a_part_of_eager_steps():
     phases = accounted(*((41 + n, 1, "program startup", f"compiling jit(add) again for f32[{n}]") for n in range(50)))
-    found = verdict(with_facts(phases, eager="JAX"))
+    found = verdict(with_facts(without_kernels(phases), eager="JAX"))
     assert found.sentence.startswith("The steps run operation by operation, 90.0 s of 100.0 s. Compile the whole step")
+
+
+def test_steps_whose_time_is_that_of_operations_are_not_eager():
+    phases = with_facts(accounted(wall_s=50), eager="JAX")
+    assert phases.steps.frame["device_ps"].sum() > phases.steps.frame["dur_ps"].sum() / 2
+    assert "operation by operation" not in verdict(phases).sentence
 
 
 @pytest.mark.parametrize(("used", "account"), [(1.0, None), (0.8, "data loading")])

@@ -490,11 +490,12 @@ def _eager(steps: Steps) -> str | None:
 
 
 def _in_kernels(steps: Steps, eager: str | None) -> float:
-    """Return the share of the steps in which TensorFlow's operations run: a compiled step runs them, too."""
+    """Return the share of the steps in which operations run, other than PyTorch's: a compiled step runs them, too."""
     full = steps.full()
-    if eager not in ("Keras", "TensorFlow") or not len(full):
+    if eager not in ("Keras", "TensorFlow", "JAX") or not len(full):
         return 0.0
-    kernels = full.frame["device_ps"] if full.devices.height else full.ops["self_ps"]
+    ops = full.ops.filter(side="device") if eager == "JAX" else full.ops
+    kernels = full.frame["device_ps"] if full.devices.height else ops["self_ps"]
     return min(float(kernels.sum()) / max(float(full.frame["dur_ps"].sum()), 1.0), 1.0)
 
 

@@ -95,11 +95,13 @@ def _of_time(phases: Phases, advice: pl.DataFrame, run: Goodput) -> Verdict:
     advised = {of.get(rule) for rule in [*advice["rule"], *mostly["rule"]]}
     account, cause, first = _headline(run, advised, imports=imports["share"].sum() > 0.5)
     time_ps, others = run.time_ps(account or "other"), others_used(run)
-    of_steps = advice.head(1).filter(pl.col("rule").is_in([*_OF_STEPS]))
+    computing_ps = sum(map(run.time_ps, COMPUTING))  # with what steps compile
+    eager, most = pl.col("rule") == "eager steps", pl.col("saves_ps") >= computing_ps / 2  # not in operations
+    of_steps = advice.head(1).filter(pl.col("rule").is_in([*_OF_STEPS]), ~eager | most)
     if of_steps.height:
         of_ps = of_steps["saves_ps"].item()
         if of_steps["rule"].item() == "eager steps":
-            of_ps = max(sum(map(run.time_ps, COMPUTING)), of_ps)  # with what they compile
+            of_ps = max(computing_ps, of_ps)
         first = f"{_OF_STEPS[of_steps['rule'].item()]}, {duration(of_ps)} of {duration(run.wall_ps)}"
     elif account == "step time deviation" and others is not None and cause in (None, f"mostly {OTHERS}"):
         first = first.removesuffix(f": {cause}")

@@ -88,6 +88,7 @@ class _Part:
     work: Work | None = None  # of that launch
     follows: bool = False  # whether the devices worked until its first launch
     over: bool = False  # whether there was a launch since that is of no step
+    batches: int | None = None  # parts before it whose gradients it adds, once that is known
     last_ns: int = 0  # the last signal
     next_ns: int | None = None  # when the next part begins
 
@@ -119,6 +120,8 @@ class Loop:
         self._whole: set[frozenset[Hashable]] = set()  # sets of streams that parts had fetched from as they ended
         self._evaluated: set[Hashable] = set()  # streams of batches that did not
         self._arrays: dict[str, Arrays] = {}  # by function
+        self._repeating: set[str] = set()  # functions that took a state twice: another updates it
+        self._accumulated: int | None = None  # parts before the last update that took its gradients
         self._trainer = Arrays()  # of the function that trains: it returns a state and takes most
         self._kinds: dict[str, str] = {}  # of steps by function
         self._lines: dict[str, set[_Line | None]] = {}  # of the program, where steps of training call a function
@@ -186,6 +189,10 @@ class Loop:
         self._arrays[function] = arrays
         if arrays.returns_state and arrays.inputs > self._trainer.inputs:
             self._trainer = arrays
+
+    def repeats(self, function: str, *, on: bool) -> None:
+        """Record whether a function that returns such arrays as it takes was called with the same ones again."""
+        (self._repeating.add if on else self._repeating.discard)(function)
 
     def _measures(self, function: str) -> bool:
         """Return whether a function takes most of the state of the training, and returns numbers alone."""
@@ -400,9 +407,17 @@ class Loop:
 
     def _call(self, part: _Part, *, final: bool) -> bool:
         """Make a step of a part that called functions; return False if it is not known yet whether it is one."""
-        # the function of the step is one that returns a state, and takes more than those that prepare data
-        usual = [name for name in part.functions if self._calls[name] >= LIMITS.loop_calls] or [*part.functions]
-        function = max(usual, key=lambda name: self._of(name)[:2], default=None)
+        gradients = list[_Part]()  # parts whose gradients it adds
+        if self._repeating & part.functions.keys():
+            ahead = next((at for at, each in enumerate(self._parts) if self._trains(each)), None)
+            if ahead is None and not final and len(self._parts) < LIMITS.unsettled_parts:
+                return False
+            if ahead is None:
+                self._repeating -= part.functions.keys()
+            elif self._batches(ahead) == ahead:
+                gradients = [self._parts.popleft() for _ in range(ahead)]
+                part = self._parts[0]
+        function = self._function(part)
         measures = function is not None and self._measures(function)
         again = function is not None and (measures or self._calls[function] >= LIMITS.loop_calls)
         rounds = sum(not any(map(self._measures, each.functions)) for each in self._parts)
@@ -413,7 +428,7 @@ class Loop:
                 self._kinds[function] = EVALUATION
             elif function not in self._kinds:
                 trains = self._of(function).returns_state and not _EVALUATES.search(function)
-                train = trains and TRAIN not in self._kinds.values()
+                train = trains and not self._repeating & {function} and TRAIN not in self._kinds.values()
                 name = EVALUATION if _EVALUATES.search(function) else re.sub(r"[^\w.]+", " ", function).strip()
                 self._kinds[function] = TRAIN if train else name or "step"
             kind, line = self._kinds[function], part.functions[function][-1]
@@ -422,8 +437,35 @@ class Loop:
                     self._lines.setdefault(name, set()).add(of_training)
             elif line not in self._lines.get(function, {line}):  # a part of the training alone, from elsewhere
                 kind = EVALUATION
-            self._add([part], kind, "fetches" if part.streams else "calls")
+            self._add([*gradients, part], kind, "fetches" if part.streams else "calls")
         return True
+
+    def _function(self, part: _Part) -> str | None:
+        """Return the function of a step: one that returns a state, and takes more than those that prepare data."""
+        names = [name for name in part.functions if name not in self._repeating] or [*part.functions]
+        usual = [name for name in names if self._calls[name] >= LIMITS.loop_calls] or names
+        return max(usual, key=lambda name: self._of(name)[:2], default=None)
+
+    def _trains(self, part: _Part) -> bool:
+        """Return whether a part is known to update the state."""
+        name = self._function(part)
+        usual = name is not None and name not in self._repeating and self._calls[name] >= LIMITS.loop_calls
+        return usual and self._of(str(name)).returns_state
+
+    def _batches(self, at: int) -> int:
+        """Return how many parts before one that updates lead to it: as many as before the last, of the same lines."""
+        last = self._parts[at]
+        if last.batches is None:
+            lines = {name: line for name, (*_, line) in last.functions.items()}
+            last.batches = 0
+            while last.batches < at:
+                functions = self._parts[at - last.batches - 1].functions
+                if not functions or any(lines.get(name) != line for name, (*_, line) in functions.items()):
+                    break
+                last.batches += 1
+            before, self._accumulated = self._accumulated, last.batches
+            last.batches = min(last.batches, last.batches if before is None else before)
+        return last.batches
 
     def _evaluate(self, *, final: bool) -> bool:
         """Make steps of batches in a row without gradients; return False if it is not known yet whether they are."""

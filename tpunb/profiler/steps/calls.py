@@ -30,6 +30,7 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
     _leave_frames_out(getattr(sys.modules.get("jax._src.source_info_util"), "register_exclusion", None))
     array, tracer, leaves = jax.Array, jax.core.Tracer, jax.tree_util.tree_leaves
     misses = _Misses()
+    states = _States()
 
     def result(out: Any) -> Any:
         """Return an array to wait for: all of a result are done at once, and a small one takes no memory meanwhile."""
@@ -51,8 +52,12 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
                 return
             module, name = str(getattr(function, "__module__", "")), str(name or "a function")
             library = module.partition(".")[0] in _LIBRARIES and module != _PMAP
-            if not library and not loop.is_described(name):
-                loop.describe(name, _state(leaves(inputs), leaves(out)))
+            if not library and not states.are_clear(name):
+                arrays = _state(taken := leaves(inputs), returned := leaves(out))
+                if not loop.is_described(name):
+                    loop.describe(name, arrays)
+                if (again := states.repeats(name, arrays, taken, returned)) is not None:
+                    loop.repeats(name, on=again)
             loop.called(name, begun_ns, now_ns, first, library=library)
         except Exception as error:  # noqa: BLE001  must never reach the training
             loop.fail(error)
@@ -114,6 +119,27 @@ class _Misses:
         return None
 
 
+class _States:
+    """What functions took and returned in their first calls: one that takes the same state again updates none."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, list[Any], list[Any]]] = {}  # calls, taken, returned
+
+    def are_clear(self, name: str) -> bool:
+        """Return whether no more calls need to be looked at."""
+        return self._last.get(name, (0,))[0] >= LIMITS.loop_calls
+
+    def repeats(self, name: str, arrays: Arrays, taken: list[Any], returned: list[Any]) -> bool | None:
+        """Return whether a function took the state of its last call, or what that returned; None if neither."""
+        calls, *before = self._last.get(name, (0, [], []))
+        state = [leaf for leaf in taken if _kind(leaf) in arrays.kinds] if arrays.returns_state else []
+        made = [leaf for leaf in returned if _kind(leaf)]
+        self._last[name] = calls + 1, [*map(weakref.ref, state)], [*map(weakref.ref, made)]
+        took, gave = ({id(ref()) for ref in refs} for refs in before)
+        now = {id(leaf) for leaf in state}
+        return False if gave & now else True if took and took <= now else None
+
+
 def _reads(loop: Loop, jax: Any, stack: ExitStack) -> None:
     """Record when the program has waited for an array, or read it."""
 
@@ -137,16 +163,16 @@ def _reads(loop: Loop, jax: Any, stack: ExitStack) -> None:
 
 def _state(inputs: list[Any], outputs: list[Any]) -> Arrays:
     """Return what a function does with arrays: one that returns such as it takes, returns a state as a step does."""
-
-    def kind(leaf: Any) -> tuple[object, object] | None:
-        return None if getattr(leaf, "size", 1) <= 1 else (getattr(leaf, "shape", None), getattr(leaf, "dtype", None))
-
-    taken, returned = {*map(kind, inputs)} - {None}, [kind(leaf) for leaf in outputs if kind(leaf) is not None]
+    taken, returned = {*map(_kind, inputs)} - {None}, [_kind(leaf) for leaf in outputs if _kind(leaf) is not None]
     state = taken.intersection(returned)
     returns_state = 2 * sum(each in taken for each in returned) >= max(len(returned), 1)
     dtypes = [getattr(leaf, "dtype", None) for leaf in outputs]
     measures = bool(dtypes) and not returned and all(getattr(dtype, "kind", None) == "f" for dtype in dtypes)
     return Arrays(returns_state, len(inputs), frozenset(state if returns_state else taken), measures)
+
+
+def _kind(leaf: Any) -> tuple[object, object] | None:
+    return None if getattr(leaf, "size", 1) <= 1 else (getattr(leaf, "shape", None), getattr(leaf, "dtype", None))
 
 
 def _hook_calls(hook: Any, config: Any, after_call: Callable[[Any, Any, Any], None], stack: ExitStack) -> None:
