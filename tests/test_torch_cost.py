@@ -168,7 +168,7 @@ def test_operators_of_a_cpu_have_work_and_modules(tmp_path):
     with FlopCounterMode(display=False) as counter:
         step()
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as session:
-        modules.start()
+        modules.start(spans=True)
         step()
         modules.stop()
     path = tmp_path / "trace.json"
@@ -179,6 +179,27 @@ def test_operators_of_a_cpu_have_work_and_modules(tmp_path):
     assert found == {("Sequential_0/Linear_0", "forward"), ("Sequential_0/Linear_0", "backward")}
     work = tp.load(path).events.filter(pl.col("category").cast(pl.String).is_in(["matrix product", "convolution"]))
     assert work["flops"].sum() == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("spans", [True, False])
+def test_a_window_may_end_where_a_model_is_called_in_an_evaluation(spans):
+    torch = pytest.importorskip("torch")
+
+    from tpunb.profiler.sources.torch import Modules
+
+    def evaluated():
+        ended.append(True)
+        modules.stop()
+
+    ended, modules = [], Modules(evaluated)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    modules.start(spans=spans)
+    net(torch.ones(2)).sum().backward()
+    assert not ended
+    with torch.no_grad():
+        assert net(torch.ones(2)).shape == (2,)
+        net(torch.ones(2))
+    assert ended == [True]
 
 
 @pytest.mark.parametrize(("table", "rows", "most"), [("GEMM", 40, 0.01), ("CONV_fwd", 4, 0.01), ("SDPA_fwd", 4, 0.02)])

@@ -93,7 +93,7 @@ def test_modules_are_recorded_after_a_first_step_without_compilation(
 ):
     source, hooks = tp.sources.Torch(), []
     monkeypatch.setattr(torch_source, "_compiles", lambda: compiles)
-    monkeypatch.setattr(torch_source.Modules, "start", lambda self: hooks.append("added"))
+    monkeypatch.setattr(torch_source.Modules, "start", lambda self, spans: hooks.append("added"))
     monkeypatch.setattr(torch_source.Modules, "stop", lambda self: hooks.append("removed"))
     for _ in range(boundaries):
         source.boundary()
@@ -216,6 +216,24 @@ def test_a_window_at_the_start_ends_once_it_has_enough_steps(threads):
             steps += 1
     assert decode(window.result(), "window")[0].height > 0
     assert steps >= LIMITS.enough_steps
+
+
+def test_an_evaluation_without_steps_ends_a_window_at_the_start(threads):
+    source = tp.sources.Torch()
+    source.start()
+    source.boundary()
+    source.announce("start")
+    with ThreadPoolExecutor(1) as pool:
+        window = pool.submit(source.window, LIMITS.longest_window_s)
+        while not source.is_due:
+            time.sleep(0.001)
+        source.boundary()  # the last one: a text is generated from here on
+        boundaries = source.between.boundaries
+        while not window.done():
+            time.sleep(0.002)
+            source._evaluates()
+    assert decode(window.result(), "window")[0].height > 0
+    assert source.between.boundaries == boundaries
 
 
 def test_a_source_that_is_stopped_in_its_first_step_returns_that(threads):

@@ -63,8 +63,12 @@ class BetweenSteps:
         return due
 
     def boundary(self) -> None:
-        """Do what is due; for the thread that trains."""
+        """Do what is due, between two steps; for the thread that trains."""
         self.boundaries += 1
+        self.turn()
+
+    def turn(self) -> None:
+        """Do what is due, within one; for the thread that trains."""
         if self._due is not None and (due := self._take()) is not None:
             due()
 

@@ -13,6 +13,7 @@ import threading
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,21 +57,34 @@ def _compiles() -> bool:
 
 
 class Modules:
-    """Spans of the modules of PyTorch that run, which its profiler records, named as it does with stacks."""
+    """Spans of the modules of PyTorch that run, which its profiler records, named as it does with stacks.
 
-    def __init__(self) -> None:
+    Each call from outside in an evaluation, which may have no steps that end a window, calls `on_evaluation`.
+    """
+
+    def __init__(self, on_evaluation: Callable[[], None] = lambda: None) -> None:
+        self._on_evaluation = on_evaluation
         self._names = dict[int, str]()  # by id: a module of the program may have no hash
         self._counts = Counter[str]()
         self._open = threading.local()
         self._hooks = list[Any]()
 
-    def start(self) -> None:
+    def start(self, *, spans: bool) -> None:
         """Add hooks to all modules; for the thread that trains, between two steps."""
+        thread = threading.get_ident()
         with suppress(AttributeError, ImportError):  # versions without a part of it
+            from torch import is_grad_enabled
             from torch._C._profiler import _RecordFunctionFast as Span  # not an operator, which tracing would record
             from torch.nn.modules import module
 
+            def turn(*_: Any) -> None:
+                if not is_grad_enabled() and threading.get_ident() == thread and not self._stack():
+                    self._on_evaluation()
+
             def enter(of: Any, _: Any) -> None:
+                turn()
+                if not self._hooks:  # that was the end of the window
+                    return
                 name = self._names.get(id(of)) or self._named(of)
                 span = Span(name)
                 span.__enter__()
@@ -81,8 +95,9 @@ class Modules:
                 if stack and stack[-1][0] == self._names.get(id(of)):
                     stack.pop()[1].__exit__(None, None, None)
 
-            self._hooks.append(module.register_module_forward_pre_hook(enter))
-            self._hooks.append(module.register_module_forward_hook(leave, always_call=True))
+            self._hooks.append(module.register_module_forward_pre_hook(enter if spans else turn))
+            if spans:
+                self._hooks.append(module.register_module_forward_hook(leave, always_call=True))
 
     def _named(self, module: Any) -> str:
         kind = type(module).__name__
@@ -112,7 +127,7 @@ class Torch:
     def __init__(self) -> None:
         self._stopped = threading.Event()
         self._tracing = False
-        self._windows = 0
+        self._windows = self._evaluations = 0
         self._shapes = self._starts = False
         self._longest_s = math.inf  # window, whose trace is not too large
         self.between = BetweenSteps()
@@ -162,12 +177,13 @@ class Torch:
         while not usable() or _is_importing():
             if self._stopped.wait(LIMITS.import_look_s):
                 raise NotInUse
-        modules = Modules()
+        modules = Modules(self._evaluates)
         try:
             probes = not self._windows and self.between.boundaries > 1
-            data = self._trace(0.0, None) if probes else b""  # a step shows how large the trace of a window is
+            # a step shows how large the trace of a window is
+            data = self._trace(0.0, modules, spans=False) if probes else b""
             if not (probes and self._stopped.is_set()):
-                data = self._trace(min(seconds, self._longest_s), modules)
+                data = self._trace(min(seconds, self._longest_s), modules, spans=self._shapes)
             self._windows += 1
             return data
         except Exception as error:
@@ -177,7 +193,12 @@ class Torch:
         finally:
             modules.stop()  # the program may have been interrupted
 
-    def _trace(self, seconds: float, modules: Modules | None) -> bytes:
+    def _evaluates(self) -> None:
+        """Do what is due where a model is called in an evaluation; for the thread that trains."""
+        self._evaluations += 1
+        self.between.turn()
+
+    def _trace(self, seconds: float, modules: Modules, *, spans: bool) -> bytes:
         profiler = sys.modules["torch"].profiler
         kinds = profiler.ProfilerActivity
         activities = [kinds.CPU, *([kinds.CUDA] if self._has_cuda() else [])]
@@ -189,20 +210,20 @@ class Torch:
             def start() -> tuple[float, int]:
                 session.start()
                 # what torch.compile has made holds only without hooks: a first step would show whether it is used
-                if modules and self._shapes and self.between.boundaries > 1 and not _compiles():
-                    modules.start()
+                if self.between.boundaries > 1 and not _compiles():
+                    modules.start(spans=spans)
                 return time.monotonic(), self.between.boundaries
 
             def stop() -> tuple[float, int]:
                 ended_s, boundaries = time.monotonic(), self.between.boundaries
-                if modules:
-                    modules.stop()
+                modules.stop()
                 session.stop()
                 return ended_s, boundaries
 
             # that of all threads must not begin or end while one computes (the comment on ``addGlobalCallback`` in
             # record_function.h): it ends the process, once in ten trainings
             begun_s, before = self.between.call(start, self._stopped)
+        self._evaluations = 0
         self._tracing = True
         try:
             while (left_s := begun_s + seconds - time.monotonic()) > 0 and not self._has_enough(begun_s, before):
@@ -221,8 +242,8 @@ class Torch:
         return data
 
     def _has_enough(self, begun_s: float, boundaries: int) -> bool:
-        """Return whether a first window, which may be due before any step was timed, has enough steps."""
-        steps = self.between.boundaries - boundaries
+        """Return whether a first window, which may be due before any step was timed, has enough."""
+        steps = self.between.boundaries - boundaries + self._evaluations
         long = time.monotonic() - begun_s >= LIMITS.shortest_window_s
         return self._starts and long and steps >= LIMITS.enough_steps + LIMITS.cut_steps
 
