@@ -678,6 +678,8 @@ def test_a_chrome_trace_is_reduced_when_the_run_has_lasted_long_enough_or_is_ove
     assert not capture(Schedule(), 7)._must_wait(response(4, trace))
     assert capture(Schedule(), 7)._must_wait(response(40, trace))
     assert not capture(Schedule(), 11)._must_wait(response(40, trace))
+    assert capture(Schedule(), 30)._must_wait(response(80, trace))
+    assert not capture(Schedule(), 45)._must_wait(response(80, trace))
     assert not capture(Schedule.continuous(), 0)._must_wait(response(4, trace))
     over = capture(Schedule(), 0)
     over._ended.set()

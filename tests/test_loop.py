@@ -82,6 +82,14 @@ def test_between_the_modes_to_evaluate_and_to_train_is_an_evaluation_unless_the_
     assert [(span.account, (span.end_ns - span.start_ns) // 10**6) for span in spans] == [("evaluation", 50)]
 
 
+def test_the_last_evaluation_lasts_to_the_end_of_the_block(program):
+    program.loop.prepared()
+    program.loop.evaluates(on=True)
+    program.now_ns += 50_000_000
+    program.loop.close()
+    assert [(span.end_ns - span.start_ns) // 10**6 for span in program.clock.take_spans()] == [50]
+
+
 def test_a_copy_that_is_set_to_evaluate_before_a_model_is_called_is_no_evaluation(program):
     """So a moving average of the weights is made."""
     program.loop.evaluates(on=True)
@@ -212,9 +220,11 @@ def test_an_evaluation_on_the_data_of_the_training_is_no_part_of_its_steps(progr
             program.fetch("data", over=True)
     program.loop.close()
     assert program.loop.failure is None
-    trained = [step for step in program.clock.take(final=True) if step.kind == "train"]
+    steps = program.clock.take(final=True)
+    trained = [step for step in steps if step.kind == "train"]
     assert len(trained) == 20
     assert max(step.end_ns - step.start_ns for step in trained) < 10_000_000
+    assert len(steps) - len(trained) in (4 * batches, 4 * batches - 1)  # the last fetch may begin no step
 
 
 @pytest.mark.parametrize("batches", [1, 2, 5])
@@ -264,6 +274,17 @@ def test_two_optimizers_in_turn_update_in_one_step(program):
             program.update(optimizer)
     program.fetch("data", over=True)
     assert program.kinds() == {"train": 20}
+
+
+@pytest.mark.parametrize(("in_turn", "steps"), [(False, {"train": 20}), (True, {"train": 20, "train 2": 20})])
+def test_two_optimizers_of_one_loss_update_in_one_step(program, in_turn, steps):
+    """So PyTorch's translation tutorial updates its encoder and its decoder; losses of their own train in turn."""
+    for _ in range(20):
+        for optimizer in ("encoder", "decoder"):
+            if in_turn or optimizer == "encoder":
+                program.learn()
+            program.update(optimizer)
+    assert program.kinds() == steps
 
 
 @pytest.mark.parametrize("batches", [1, 4])

@@ -273,6 +273,19 @@ def test_names_of_functions_within_the_loop_tell_what_is_no_training(tmp_path, o
     assert program.loop_of_evaluations(look)
 
 
+@pytest.mark.parametrize(("library", "evaluates"), [("torch/nn/modules/module.py", True), ("trainer/loop.py", False)])
+def test_a_model_that_pytorch_calls_is_of_the_evaluation_around_it(tmp_path, own_name, library, evaluates):
+    calls = imported(
+        tmp_path / "site-packages" / library, "def call(function):\n    return function()\n", f"{own_name}_library"
+    )
+    source = (
+        "def evaluate(call, look):\n    return call(lambda: forward(look))\n\ndef forward(look):\n    return look()\n"
+    )
+    program = imported(tmp_path / "program.py", source, own_name)
+    sampler = StallSampler(lambda: None)
+    assert program.evaluate(calls.call, lambda: sampler._evaluates(sys._getframe(1))) is evaluates
+
+
 def test_a_generator_of_the_program_prepares_a_batch_unless_the_loop_is_in_it(tmp_path, own_name):
     source = "def batches(look):\n    yield look()\n\ndef loop(look):\n    return next(batches(look))\n"
     program = imported(tmp_path / "program.py", source, own_name)

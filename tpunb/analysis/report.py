@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 
+from tpunb.analysis.account_segments import INSIDE_STEPS
 from tpunb.analysis.advice import advise
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals, works
 from tpunb.analysis.run import Run, loaded, phases
@@ -427,7 +428,8 @@ def _lines(content: Mapping[str, Any], *, bold: str, item: str) -> Iterator[str]
         yield from ("", bold.format(f"Where {_text(content['run time'])} went"))
         for each in content["accounts"]:
             why = [f"{cause['cause']} {_text(cause['time'])}" for cause in each.get("causes", [])]
-            why += [f"at {each['place']}"] if "place" in each and not why else []
+            named = [cause for cause in each.get("causes", []) if cause["cause"] != INSIDE_STEPS]
+            why += [f"at {each['place']}"] if "place" in each and not named else []
             yield item.format(
                 f"{_figure(each['time'])} {ACCOUNTS[each['account']].phrase or each['account']}" + _list(why)
             )

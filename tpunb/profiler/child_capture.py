@@ -133,8 +133,6 @@ class FrameworkFinder:
         """Record the framework from its first use on, and end the capture before what it does at the exit."""
         if self._run is not None and os.getpid() == self._process:
             module.__spec__._initializing = False  # as the import system sets it in a moment
-            if module.__name__ == "torch" and os.environ.get(QUIET) == "100":
-                del os.environ[QUIET]  # it has been read
             sys.modules["tpunb.profiler.capture"].on_import()
             atexit.unregister(self.end)
             atexit.register(self.end)

@@ -96,6 +96,7 @@ class Limits:
     trace_wait_s: float = 4.0  # after the start, for a Chrome trace: ten times what its reduction takes; measured
     size_wait_s: float = 0.5  # longer per MB of it, likewise
     longest_wait_s: float = 10.0  # after the start; chosen
+    beside_training: int = 64_000_000  # bytes of a trace, five seconds, up to which it waits no longer; chosen
     poll_s: float = 0.2  # of a wait: an unlimited one in the main thread is not interruptible; chosen
     part_s: float = 10.0  # between two writes of steps without a window; chosen
     tail_s: float = 0.8  # between two writes of the latest steps alone, or 100 times what one takes; chosen

@@ -83,6 +83,7 @@ class _Part:
     functions: dict[str, tuple[int, int, Work | None, _Line | None]] = field(default_factory=dict)
     updates: list[Hashable] = field(default_factory=list)  # the optimizers
     learns: bool = False  # whether gradients were taken
+    learned_since: bool = False  # whether they were since the last update
     evaluates: bool = False  # whether it began with a fetch while a model of PyTorch is in the mode to evaluate
     launched_ns: int = 0  # when the last launch or update returned
     work: Work | None = None  # of that launch
@@ -270,7 +271,7 @@ class Loop:
         elif part.learns and not (part.streams or part.updates or self._optimizers):
             self.clock.boundary()
             part = self._begin(part.last_ns)  # no optimizer may be known to this program: then this is a step
-        part.learns, part.last_ns = True, time_ns()
+        part.learns, part.learned_since, part.last_ns = True, True, time_ns()
         self.clock.mark_progress()
 
     @_harmless
@@ -289,10 +290,12 @@ class Loop:
         if not self.codes:
             self._note_frames()
         part = self._part
-        if part is not None and part.updates and not part.streams:  # a loop without fetches
+        again = part is not None and (part.learned_since or optimizer in part.updates)
+        if part is not None and again and part.updates and not part.streams:  # a loop without fetches
             part = self._begin(part.launched_ns)
         elif part is None:
             part = self._begin(self._resumed_ns or self._begun_ns or begun_ns)
+        part.learned_since = False
         part.updates.append(optimizer)
         part.launched(work, now_ns)
         if not part.streams:
@@ -302,6 +305,10 @@ class Loop:
     @_harmless
     def close(self) -> None:
         """Record that the block is over."""
+        self.evaluates(on=False)  # the last evaluation
+        self._over()
+
+    def _over(self) -> None:
         if self._part is not None:
             self._end(None)
         self._settle(final=True)  # batches of an evaluation, whose end was found
@@ -335,7 +342,7 @@ class Loop:
             for part in rest:
                 if part.follows and part.work is not None:
                     self.clock.extend(part.work)
-        self.close()
+        self._over()
         fetch, self._fetch = self._fetch, None
         return None if fetch is None else fetch[1:]
 
@@ -485,7 +492,7 @@ class Loop:
             self._evaluated |= streams - self._trained
         while self._parts:
             part = self._parts.popleft()
-            if part.learns or (kind == EVALUATION and not part.streams & self._trained):
+            if part.learns or (kind == EVALUATION and (part.evaluates or not part.streams & self._trained)):
                 self._add([part], kind, "fetches" if part.streams else "gradients")
         return True
 

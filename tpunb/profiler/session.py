@@ -399,8 +399,11 @@ class CaptureSession:
         traces = [data for data in response.workers.values() if isinstance(data, bytes) and is_chrome_trace(data)]
         if self._schedule.budget is None or self._ended.is_set() or not traces:
             return False
-        wait_s = LIMITS.trace_wait_s + LIMITS.size_wait_s * sum(map(len, traces)) / 1e6
-        return time.time_ns() < self._origin_ns + min(wait_s, LIMITS.longest_wait_s) * 1e9
+        size = sum(map(len, traces))
+        wait_s = LIMITS.trace_wait_s + LIMITS.size_wait_s * size / 1e6
+        if size <= LIMITS.beside_training:
+            wait_s = min(wait_s, LIMITS.longest_wait_s)
+        return time.time_ns() < self._origin_ns + wait_s * 1e9
 
     def _write(self, response: WindowResponse | bytes | None) -> None:
         """Write a window if there is one, and regularly the steps and ``run.json``."""

@@ -65,6 +65,7 @@ _OF_BUILTINS = {*dir(str), *dir(list), *dir(dict), *dir(set)} - _OF_ARRAYS
 """Names of methods that arrays and tensors do not have."""
 _OF_RANDOM = {"choice", "integers", "normal", "permutation", "random", "shuffle", "standard_normal", "uniform"}
 """Names of methods of generators of random numbers of NumPy and Python; PyTorch's have other names."""
+_CALLS = re.compile(r"torch[\\/](?:nn[\\/]modules|utils[\\/]_contextlib)")  # what calls a model of the program
 _TRAINS = {"fit", "train"}  # methods of a library that train, and evaluate on their own
 _EVALUATES = re.compile(r"(^|_)(evaluat|validat|eval(_|$)|valid(_|$))", re.IGNORECASE)
 _IMPORT = re.compile(r"\s*(?:import|from)\s+([\w.]+)")
@@ -340,7 +341,7 @@ class StallSampler:
                 of_program = True
                 if code in self.loops or _EVALUATES.search(code.co_name):
                     return code not in self.loops
-            elif of_program and _PACKAGES.search(code.co_filename):
+            elif of_program and _PACKAGES.search(code.co_filename) and not _CALLS.search(code.co_filename):
                 return False
         return False
 

@@ -143,9 +143,8 @@ class Torch:
 
     @staticmethod
     def silence() -> None:
-        """Let its profiler print nothing into the program's output, unless the program says what it prints."""
-        if loaded("torch") is None:  # it reads the level as it is imported
-            os.environ.setdefault("KINETO_LOG_LEVEL", "100")
+        """Let its profiler, which reads the level as it begins, print nothing, unless the program says otherwise."""
+        os.environ.setdefault("KINETO_LOG_LEVEL", "100")
 
     def facts(self) -> dict[str, Any]:
         """Return its version, its devices and the CPU."""
