@@ -76,7 +76,7 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
         @wraps(original)
         def patched(self: Any, batch: Any, logs: Any = None) -> None:
             if begins:
-                clock.begin_batch(kind)
+                clock.begin_batch(kind, ANEW)
                 if timing.first and kind == "train":
                     timing.first = False
                     clock.steps_before = _steps_before(self) if clock.steps_before is None else clock.steps_before
@@ -324,6 +324,8 @@ def timed(original: Callable[[Any], Any], clock: StepClock, kind: Callable[[], s
                 return original(epochs)
         clock.request(running)
         first, last, data = clock.draw(draw, epochs)
+        if first != last and _of_tensorflow(data):
+            clock.forget_input()
         return first, last, _TimedBatches(data, clock) if isinstance(data, _PYTHON) else data
 
     return turn

@@ -291,10 +291,16 @@ class StepClock:
         if (step := self.begin(kind, complete=False)) is not None:
             step.requested = True
 
-    def begin_batch(self, kind: str) -> None:
-        """Begin a step, unless the request of its batch did."""
+    def forget_input(self) -> None:
+        """Let the wait for input of the open step be unknown: its batches are drawn as it computes."""
+        if self._open is not None:
+            self._open.input_ns = None
+
+    def begin_batch(self, kind: str, detail: str | None = None) -> None:
+        """Begin a step, unless the request of its batch did: what the iterator took since then is `detail`."""
         if (step := self._open) is not None and step.requested:
             step.requested = False
+            self.on_spent(Spent("data loading", detail, self._progress_ns, time_ns()))
         else:
             self.begin(kind, complete=False)
 
