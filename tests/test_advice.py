@@ -634,6 +634,20 @@ def test_first_traces_are_no_retracing():
     assert of_run(accounted(*COMPILED))["retracing"] == 8
 
 
+@pytest.mark.parametrize(
+    ("reason", "action"),
+    [
+        ("another static argument", "pass the Python value as a tensor or an array"),
+        ("float32[9] (before: float32[8])", "use batches of one shape"),
+        ("a new function", "wrap the function"),
+    ],
+)
+def test_the_reason_of_a_trace_chooses_its_remedy(reason, action):
+    traced = [(41, 5, "program startup", "tracing f"), (50, 6, "program startup", f"tracing f again for {reason}")]
+    row = advise(accounted(*traced)).filter(rule="retracing").row(0, named=True)
+    assert row["action"].startswith(action)
+
+
 def test_a_run_without_a_clock_has_no_advice_on_accounts():
     phases = accounted(*SAVES)
     assert of_run(labelled(replace(phases.steps, wall=None), [0] * 10)) == {}

@@ -607,7 +607,7 @@ _CHANGED = {
     r"^jit\((append|concatenate|[hv]?stack)\): ": "growth",
     ": a new function": "function",
     r": .*\w[\[(]": "shape",
-    r": .* = ": "value",
+    r": .* = |: another static argument": "value",
 }
 """What has changed, by patterns of a function and the reasons why it is compiled again."""
 
