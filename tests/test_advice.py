@@ -648,6 +648,14 @@ def test_the_reason_of_a_trace_chooses_its_remedy(reason, action):
     assert row["action"].startswith(action)
 
 
+def test_what_phases_compile_again_is_advised_once():
+    phases = phased("baba", a={"compile": 0.9}, b={"compile": 0.9})
+    assert "recompile" in {*advise(phases)["rule"]}
+    steps = replace(phases.steps, wall=accounted(*RETRACED).steps.wall)
+    rules = {*advise(replace(phases, steps=steps))["rule"]}
+    assert {"recompile", "retracing"} & rules == {"retracing"}
+
+
 def test_a_run_without_a_clock_has_no_advice_on_accounts():
     phases = accounted(*SAVES)
     assert of_run(labelled(replace(phases.steps, wall=None), [0] * 10)) == {}

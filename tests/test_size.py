@@ -11,13 +11,13 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 5_125,
+    "analysis": 5_131,
     "charts": 1_730,
     "checkpoint": 1_830,
     "cluster": 2_040,
     "frames": 1_500,
     "io": 6_530,
-    "profiler": 5_475,
+    "profiler": 5_473,
     "root": 2_040,
     "step_stats": 2_180,
     "testing": 630,
@@ -28,7 +28,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 56_442, 241  # of the package without studies: all lines; modules
+LINES, FILES = 56_446, 241  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

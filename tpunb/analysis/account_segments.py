@@ -20,8 +20,8 @@ from tpunb.frames.op_matrix import Ints, factorize
 _OUTER, _INNER = ["fit", "other"], ["tuning", "resuming"]  # of spans that begin together
 _BESIDE = ["profiler", "garbage collection"]  # beside the training, or within a step
 _GC = "garbage collection"  # a reason of step time deviation
-_EACH = "first run in each step"  # of what each step traces anew: code of the program may be a part of it
-_PARTS = ("data loading", "productive", "program startup", _EACH, "profiler", _GC, "step time deviation", "callbacks")
+EACH = "first run in each step"  # of what each step traces anew: code of the program may be a part of it
+_PARTS = ("data loading", "productive", "program startup", EACH, "profiler", _GC, "step time deviation", "callbacks")
 """What the exclusive time of a step is split into, in this order."""
 SHORT = "calls under 1 ms"
 _DATA = "tracing Dataset_"  # begins what TensorFlow does to make an iterator
@@ -329,7 +329,7 @@ def _explained(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
     reasons = steps.select("unit", reason=stall_places(steps, inside), wait_place=stall_places(steps, waits))
     account = pl.col("account")
     evaluates = _evaluates(run)
-    estimated = account.is_in(["program startup", _EACH, "profiler"]) | (
+    estimated = account.is_in(["program startup", EACH, "profiler"]) | (
         (account == "data loading") & ~pl.col("has_input")
     )
     windows = pl.lit(not run.clocked) | ((account == "data loading") & ~pl.col("by_clock"))
@@ -342,10 +342,10 @@ def _explained(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
             .then(pl.lit("evaluation"))
             .when(account == _GC)
             .then(pl.lit("step time deviation"))
-            .when(account == _EACH)
+            .when(account == EACH)
             .then(pl.lit("program startup"))
             .otherwise(account),
-            detail=pl.when(account.is_in([_GC, _EACH]))
+            detail=pl.when(account.is_in([_GC, EACH]))
             .then(account)
             .when(account == "step time deviation")
             .then("reason")
@@ -405,7 +405,7 @@ def _gaps(run: HostRun, cells: _Cells, start: Ints, end: Ints, spans: pl.DataFra
 def _divided() -> pl.Expr:
     """Return which pieces of steps are divided by samples."""
     computes = pl.col("account").is_in(COMPUTING) & ~pl.col("detail").eq_missing(_GC)
-    return computes | pl.col("detail").eq_missing(_EACH)
+    return computes | pl.col("detail").eq_missing(EACH)
 
 
 def _placed(samples: pl.DataFrame, pieces: pl.DataFrame) -> pl.DataFrame:
@@ -494,7 +494,7 @@ def _in_steps(
     if shares.is_empty():
         return pieces
     dur_ps, more = pl.col("dur_ps"), pl.col("account").is_in(["step time deviation", IDLE])
-    spare = more | pl.col("detail").eq_missing(_EACH)
+    spare = more | pl.col("detail").eq_missing(EACH)
     parts = pieces.join(shares, on="phase", how="left", maintain_order="left")
     mine = _divided() & pl.col("flagged").is_not_null()
     flagged_ps = (pl.col("flagged") * dur_ps.filter(mine).sum()).over("phase")

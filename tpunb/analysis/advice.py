@@ -450,8 +450,8 @@ ACCOUNT_RULES = (
         action="find what grows with each step: a list, an array or a file that each step copies, reads or writes",
         source="ours: processor time of steps rises with their number, to twice; 10 % as for input",
         actions={
-            "PyTorch": "find what grows with each step: a graph that is kept (`hidden = hidden.detach()`, `total += "
-            "loss.item()`), a list or an array that each step copies"
+            "PyTorch": "find what grows with each step, if not its episodes: a graph that is kept (`hidden = hidden."
+            "detach()`, `total += loss.item()`), a list or an array that each step copies"
         },
     ),
     Rule(
@@ -724,7 +724,10 @@ without a known cause.
     if metrics.select((_waiting < _explained) & (_explained > 0.05)).item():  # the waits of phases have these causes
         rows = rows.filter(pl.col("rule") != "input")
     metrics = metrics.with_columns(phase=pl.lit(None, pl.Int64), typical_ps="wall_ps")
-    return _ranked(rows, _applied(ACCOUNT_RULES, metrics, metrics["wall_ps"].item(), "wall time"))
+    of_run = _applied(ACCOUNT_RULES, metrics, metrics["wall_ps"].item(), "wall time")
+    if "retracing" in of_run["rule"]:  # what phases compile is that
+        rows = rows.filter(pl.col("rule") != "recompile")
+    return _ranked(rows, of_run)
 
 
 def _ranked(*rows: pl.DataFrame) -> pl.DataFrame:

@@ -9,6 +9,7 @@ from contextlib import suppress
 import numpy as np
 import polars as pl
 
+from tpunb.analysis.account_segments import EACH
 from tpunb.analysis.goodput import Goodput, crowding, goodput, totals
 from tpunb.analysis.roofline import Roofline, device_of
 from tpunb.analysis.run import Run, loaded, steps
@@ -362,6 +363,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     times = dict(totals(run).select("account", pl.col("time_ps").round().cast(pl.Int64)).iter_rows())
     row: dict[str, object] = {"wall_ps": run.wall_ps}
     retraced, reason, retracing_ps = _retraced(phases.steps, run.hosts)
+    if retraced is not None:
+        retracing_ps += int(run.frame.filter(pl.col("detail") == EACH)["time_ps"].sum()) // run.hosts
     taken = {account.metric: times.get(name, 0) for name, account in ACCOUNTS.items()}
     models, rebuilding_ps = _rebuilt(phases.steps, run.hosts)
     taken |= {"retracing": min(retracing_ps, taken["startup"]), "rebuilding": min(rebuilding_ps, taken["startup"])}

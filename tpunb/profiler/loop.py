@@ -20,6 +20,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import wraps
+from itertools import takewhile
 from time import time_ns
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -464,14 +465,11 @@ class Loop:
         last = self._parts[at]
         if last.batches is None:
             lines = {name: line for name, (*_, line) in last.functions.items()}
-            last.batches = 0
-            while last.batches < at:
-                functions = self._parts[at - last.batches - 1].functions
-                if not functions or any(lines.get(name) != line for name, (*_, line) in functions.items()):
-                    break
-                last.batches += 1
-            before, self._accumulated = self._accumulated, last.batches
-            last.batches = min(last.batches, last.batches if before is None else before)
+            before = (self._parts[each].functions for each in reversed(range(at)))
+            same = (bool(each) and all(lines.get(name) == line for name, (*_, line) in each.items()) for each in before)
+            found = sum(takewhile(bool, same))
+            last.batches = found if self._accumulated is None else min(found, self._accumulated)
+            self._accumulated = found
         return last.batches
 
     def _evaluate(self, *, final: bool) -> bool:
