@@ -385,6 +385,8 @@ def test_a_function_that_takes_its_state_again_is_told_from_one_that_was_tried_o
     assert [step.repeats("f", arrays, [weights, batch], [later]) for _ in range(2)] == [None, True]
     assert step.repeats("f", arrays, [later, batch], []) is False
     assert gradients.are_clear("f")
+    slotted = type("Slotted", (), {"__slots__": (), "size": 9, "shape": (9,), "dtype": "f4"})()
+    assert [calls._States().repeats("f", calls._state([slotted], [slotted]), [slotted], [slotted])] == [None]
     assert not gradients.are_clear("g")
 
 

@@ -17,7 +17,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "cluster": 2_040,
     "frames": 1_500,
     "io": 6_530,
-    "profiler": 5_473,
+    "profiler": 5_474,
     "root": 2_040,
     "step_stats": 2_180,
     "testing": 630,
@@ -28,7 +28,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 56_446, 241  # of the package without studies: all lines; modules
+LINES, FILES = 56_448, 241  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -132,8 +132,10 @@ class _States:
     def repeats(self, name: str, arrays: Arrays, taken: list[Any], returned: list[Any]) -> bool | None:
         """Return whether a function took the state of its last call, or what that returned; None if neither."""
         calls, *before = self._last.get(name, (0, [], []))
+        # arrays of other libraries may not be referred to
+        taken, made = ([leaf for leaf in each if type(leaf).__weakrefoffset__] for each in (taken, returned))
         state = [leaf for leaf in taken if _kind(leaf) in arrays.kinds] if arrays.returns_state else []
-        made = [leaf for leaf in returned if _kind(leaf)]
+        made = [leaf for leaf in made if _kind(leaf)]
         self._last[name] = calls + 1, [*map(weakref.ref, state)], [*map(weakref.ref, made)]
         took, gave = ({id(ref()) for ref in refs} for refs in before)
         now = {id(leaf) for leaf in state}
