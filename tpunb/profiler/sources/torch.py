@@ -241,7 +241,7 @@ class Torch:
         return data
 
     def _has_enough(self, begun_s: float, boundaries: int) -> bool:
-        """Return whether a first window, which may be due before any step was timed, has enough."""
+        """Return whether a first window, which may be due before any step was timed, has enough steps or calls."""
         steps = self.between.boundaries - boundaries + self._evaluations
         long = time.monotonic() - begun_s >= LIMITS.shortest_window_s
         return self._starts and long and steps >= LIMITS.enough_steps + LIMITS.cut_steps
