@@ -2,13 +2,15 @@
 
 import ast
 import re
+import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tpunb as tp
-from tpunb.errors import check_share, check_whole, wrong_type
+from tpunb.errors import check_share, check_whole, warn_user, wrong_type
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
@@ -72,3 +74,24 @@ def test_a_wrong_kind_is_named_with_what_to_do_next():
     assert str(error) == "The steps parameter of phases must be Steps. Got 'bert' instead."
     assert error.__notes__ == ["Hint: tp.steps(profile)"]
     assert not hasattr(wrong_type("phases", "steps", "be Steps", 3), "__notes__")
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_warning_that_is_an_error_is_one_line_on_stderr(capsys, monkeypatch, closed):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if closed:
+            monkeypatch.setattr(sys, "stderr", None)
+        warn_user("nothing was saved", RuntimeWarning)
+    assert closed or capsys.readouterr().err == "tpunb: nothing was saved\n"
+
+
+def test_all_warnings_go_through_the_function_that_cannot_raise():
+    modules = [path for path in Path(tp.__file__).parent.rglob("*.py") if "warnings.warn(" in path.read_text()]
+    assert [path.name for path in modules] == ["errors.py"]
+
+
+def test_a_warning_names_the_line_of_the_program():
+    with pytest.warns(UserWarning, match="nothing was saved") as caught:
+        warn_user("nothing was saved")
+    assert caught[0].filename == __file__

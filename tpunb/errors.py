@@ -15,6 +15,9 @@ Wrong arguments are plain ``ValueError`` or ``TypeError`` in scikit-learn's sent
 
 from __future__ import annotations
 
+import sys
+import warnings
+from contextlib import suppress
 from importlib import import_module
 from numbers import Integral, Real
 from reprlib import Repr
@@ -66,6 +69,15 @@ def need(module: str, *, extra: str) -> ModuleType:
         return import_module(module)
     except ImportError as error:
         raise MissingExtra(f"{module} is not installed", hint=f"pip install 'tpunb[{extra}]'") from error
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
+    """Warn the program; where its filters make an error of that, print the line instead: no warning ends a training."""
+    try:
+        warnings.warn(message, category, stacklevel + 1)
+    except Exception:  # noqa: BLE001  a filter, or the program's own showwarning
+        with suppress(Exception):  # without stderr, or a closed one
+            print(f"tpunb: {message}", file=sys.stderr)
 
 
 def wrong_type(owner: str, name: str, must: str, got: object, *, hint: str | None = None) -> TypeError:

@@ -9,7 +9,6 @@ import keyword
 import re
 import shlex
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ from tpunb import charts
 from tpunb.analysis import runs
 from tpunb.charts import render
 from tpunb.charts.style import names_of
-from tpunb.errors import TpunbError
+from tpunb.errors import TpunbError, warn_user
 from tpunb.frames import Profile
 from tpunb.io import load
 from tpunb.profiler.capture import Run, capture
@@ -177,7 +176,7 @@ class TpupointMagics(Magics):
             stopped = f"{state}: the rest of the cell was not profiled" if state.startswith("stopped") else None
             self._show(load(run), options, target, run, online, stopped)
         except Exception as failure:  # noqa: BLE001  the value of the cell must not be lost
-            warnings.warn(f"the capture in {run.path} could not be shown: {failure!r}", RuntimeWarning, stacklevel=2)
+            warn_user(f"the capture in {run.path} could not be shown: {failure!r}", RuntimeWarning, stacklevel=2)
         return value
 
     def _compiled(self, source: str, above: int) -> tuple[Any, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +10,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.analysis.goodput import goodput
 from tpunb.cluster import phases
-from tpunb.errors import NoSteps, ProfileNotFound, TpunbError
+from tpunb.errors import NoSteps, ProfileNotFound, TpunbError, warn_user
 from tpunb.frames import Profile
 from tpunb.io import run_folder, run_writer, storage
 from tpunb.io.storage import Location, PathLike
@@ -55,7 +54,7 @@ def runs(folder: PathLike = "runs") -> pl.DataFrame:
     if failures:
         more = ["..."] * (len(failures) > _SHOWN)
         listed = "; ".join([*failures[:_SHOWN], *more])
-        warnings.warn(f"{location}: {plural(len(failures), 'run')} left out: {listed}", stacklevel=2)
+        warn_user(f"{location}: {plural(len(failures), 'run')} left out: {listed}", stacklevel=2)
     if not rows:
         raise ProfileNotFound(f"'{location}' contains no {'readable ' * bool(failures)}run", hint=location.holds())
     return pl.DataFrame(rows, schema=schema.RUNS).sort("started", "name", nulls_last=True)

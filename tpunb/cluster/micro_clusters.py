@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 
 from tpunb.cluster.features import Features, space
 from tpunb.cluster.limits import LIMITS
-from tpunb.errors import TpunbError
+from tpunb.errors import TpunbError, warn_user
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, Ints
@@ -138,7 +137,7 @@ def _merge_leading(points: Floats) -> MicroClusters:
 def _warn(merged: MicroClusters) -> None:
     columns = merged.centres.shape[1]
     if merged.columns < columns:
-        warnings.warn(
+        warn_user(
             f"{len(merged.labels)} steps vary in too many ways: similar ones are merged by {merged.columns} of "
             f"{columns} components, which loses {merged.lost:.0%} of the variance",
             stacklevel=4,

@@ -6,7 +6,6 @@ are merged in the order of the files, so the result is the same wherever they we
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -18,7 +17,7 @@ from uuid import uuid4
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import BadProfile, TpunbError
+from tpunb.errors import BadProfile, TpunbError, warn_user
 from tpunb.frames import Profile
 from tpunb.frames.profile import device_kinds
 from tpunb.frames.steps import NO_STEPS, WallClock
@@ -108,7 +107,7 @@ def _profile(total: Part, name: str, source: Any, lost: Sequence[tuple[str, str]
     if total.tables is not None:
         tables = job_tables.renamed(job_tables.moved(total.tables, by_ps), names)
         if tables.unmatched:
-            warnings.warn(merge_hosts.unmatched_message(name, tables.unmatched), stacklevel=5)
+            warn_user(merge_hosts.unmatched_message(name, tables.unmatched), stacklevel=5)
         sessions = {session: number for number, session in enumerate(dict.fromkeys(file.session for file in files))}
         number = pl.Series([sessions[file.session] for file in files], dtype=pl.Int64)
         wall = (

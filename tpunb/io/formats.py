@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import polars as pl
 
-from tpunb.errors import BadProfile, ProfileNotFound, TpunbError, wrong_type
+from tpunb.errors import BadProfile, ProfileNotFound, TpunbError, warn_user, wrong_type
 from tpunb.frames import Profile
 from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
@@ -86,9 +85,9 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, clie
         with dask_engine.connected(client) as engine:
             profile = _load(path, engine)
     if profile.skipped:
-        warnings.warn(logdir.skip_message(profile.name, profile.skipped), stacklevel=2)
+        warn_user(logdir.skip_message(profile.name, profile.skipped), stacklevel=2)
     if profile.notes:
-        warnings.warn("; ".join(profile.notes[:3]), stacklevel=2)
+        warn_user("; ".join(profile.notes[:3]), stacklevel=2)
     return profile if named is None else _on(named, profile)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from typing import Any
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import BadProfile, TpunbError
+from tpunb.errors import BadProfile, TpunbError, warn_user
 from tpunb.frames import Profile, Steps
 from tpunb.frames.steps import WallClock
 from tpunb.io import run_folder, storage
@@ -100,7 +99,7 @@ class GoodputRecorder:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"job_name": self.job_name, **facts, event: time.timestamp()}) + "\n")
         except (OSError, TypeError, ValueError) as error:  # which must not end the training
-            warnings.warn(f"{self._path}: {event} was not written: {format_error(error)}", stacklevel=2)
+            warn_user(f"{self._path}: {event} was not written: {format_error(error)}", stacklevel=2)
 
 
 @dataclass

@@ -6,7 +6,6 @@ import os
 import re
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -21,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import BadProfile, ProfileNotFound, TpunbError
+from tpunb.errors import BadProfile, ProfileNotFound, TpunbError, warn_user
 from tpunb.frames import Profile
 from tpunb.io import cache, host_files, storage
 from tpunb.io.cache import Decoded, Extent
@@ -323,7 +322,7 @@ def _details(parts: Sequence[_Part], by_ps: Sequence[int], kind: str) -> pl.Data
             if len(parts) == 1:
                 raise
             _, reason = skipped_file(part.file, error, session=False)
-            warnings.warn(f"{kind} without those of {part.file.name}: {reason}", stacklevel=2)
+            warn_user(f"{kind} without those of {part.file.name}: {reason}", stacklevel=2)
             continue
         frames.append(part.with_host(frame).with_columns(pl.col("^start_ps$") + by))
     rows = pl.concat(frames)

@@ -37,7 +37,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -48,7 +47,7 @@ from urllib.parse import quote, unquote
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import BadProfile, TpunbError
+from tpunb.errors import BadProfile, TpunbError, warn_user
 from tpunb.frames import Profile, Steps
 from tpunb.frames.hardware import Device
 from tpunb.frames.profile import device_kinds
@@ -277,7 +276,7 @@ def _events(
     before = len(skipped)
     frame = logdir.windows(raw, origin_ns, starts, kind, skipped)
     if skipped[before:]:
-        warnings.warn(logdir.skip_message(name, skipped[before:]), stacklevel=2)
+        warn_user(logdir.skip_message(name, skipped[before:]), stacklevel=2)
     return frame
 
 
@@ -395,7 +394,7 @@ def _device(files: Mapping[str, Location]) -> Device | None:
     try:
         return Device.from_json(storage.read(files[DEVICE]).tobytes())
     except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-        warnings.warn(f"{DEVICE} is ignored: {format_error(error)}", stacklevel=2)
+        warn_user(f"{DEVICE} is ignored: {format_error(error)}", stacklevel=2)
         return None
 
 

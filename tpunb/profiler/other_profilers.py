@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 import types
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from functools import partial, wraps
 from operator import attrgetter
 from typing import Any
 
+from tpunb.errors import warn_user
 from tpunb.profiler.sources.frameworks import loaded
 from tpunb.training.patching import ImportHook
 
@@ -231,7 +231,7 @@ class ProfilerArbiter:
         try:
             self._on_start(framework)
         except Exception as error:  # noqa: BLE001  a failure of the capture must not stop the program's profiler
-            warnings.warn(f"the capture could not free the profiler for {framework}: {error!r}", RuntimeWarning, 2)
+            warn_user(f"the capture could not free the profiler for {framework}: {error!r}", RuntimeWarning, 2)
 
     def _stopped(self, key: object) -> None:
         if os.getpid() != self._process:

@@ -12,7 +12,6 @@ import os
 import queue
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 import polars as pl
 
-from tpunb.errors import TpunbError
+from tpunb.errors import TpunbError, warn_user
 from tpunb.io.run_folder import is_chrome_trace
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.in_flight import InFlight
@@ -163,11 +162,11 @@ class CaptureSession:
             captures.discard(self)
         if trains_on and kind is None:
             problem = "a thread still trains as the captured block ends: its steps from here on are not recorded"
-            warnings.warn(f"{problem}; join the thread in the block", RuntimeWarning, stacklevel=3)
+            warn_user(f"{problem}; join the thread in the block", RuntimeWarning, stacklevel=3)
         if self._failure is not None:
             message = f"the recording of {self.writer.source} is incomplete: {self._failure!r}"
             if error is None:
-                warnings.warn(message, RuntimeWarning, stacklevel=3)
+                warn_user(message, RuntimeWarning, stacklevel=3)
             else:
                 error.add_note(message)  # the block's exception must stay the one that is raised
 

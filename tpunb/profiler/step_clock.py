@@ -11,7 +11,6 @@ earlier; waits for input, saves and whatever else runs meanwhile take no time of
 from __future__ import annotations
 
 import sys
-import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,6 +20,7 @@ from threading import get_ident
 from time import monotonic, sleep, time_ns
 from typing import Any, NamedTuple, TypeVar
 
+from tpunb.errors import warn_user
 from tpunb.profiler.in_flight import InFlight, Result, Work
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.stall_sampler import Progress
@@ -249,13 +249,13 @@ class StepClock:
         if opened.owner != _owner() and not self._warned:
             self._warned = True
             problem = f"two threads or tasks mark steps at once: those inside step {opened.step} are not recorded"
-            warnings.warn(f"{problem}; mark the steps of one", stacklevel=5)
+            warn_user(f"{problem}; mark the steps of one", stacklevel=5)
 
     def _rising(self, step: int, *, warn: bool) -> int:
         """Return a number of the program, or the next if it is not above the last."""
         if warn and step < self._next and not self._warned:
             self._warned = True
-            warnings.warn(f"step {step} is not above the last; steps are numbered on from {self._next}", stacklevel=5)
+            warn_user(f"step {step} is not above the last; steps are numbered on from {self._next}", stacklevel=5)
         return max(step, self._next)
 
     def close(self) -> None:

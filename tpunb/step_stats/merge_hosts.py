@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 import polars as pl
 
 from tpunb import schema
+from tpunb.errors import warn_user
 from tpunb.frames import Steps
 from tpunb.frames.steps import HostTables, WallClock
 from tpunb.step_stats import job_tables
@@ -76,7 +76,7 @@ def placed(steps: Steps) -> tuple[Steps, pl.DataFrame]:
 def _job(steps: Steps, collectives: pl.DataFrame) -> tuple[Steps, pl.DataFrame]:
     whole = job_tables.tables(steps, collectives)
     if whole.unmatched:
-        warnings.warn(unmatched_message(steps.name, whole.unmatched), stacklevel=2)
+        warn_user(unmatched_message(steps.name, whole.unmatched), stacklevel=2)
     job = with_facts(job_tables.job(whole), steps.windows, steps.wall, steps.lost)
     job = replace(
         job,

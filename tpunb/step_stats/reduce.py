@@ -6,7 +6,6 @@ the events of a raw profile, or returns what a capture stored.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Literal
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import BadProfile, NoSteps
+from tpunb.errors import BadProfile, NoSteps, warn_user
 from tpunb.frames import Profile, Steps
 from tpunb.frames.profile import device_kinds
 from tpunb.frames.steps import NO_STEPS
@@ -42,7 +41,7 @@ def steps(profile: Profile, by: StepRule | Literal["whole", "module"] | None = N
                 raise
         annotate = _PYTORCH if profile.events["name"].cat.starts_with("aten::").any() else _JAX_OR_TF
         problem = f"{profile.name}: no steps found, so {each} is one step"
-        warnings.warn(f"{problem}; to see steps, record again with {annotate}", stacklevel=3)
+        warn_user(f"{problem}; to see steps, record again with {annotate}", stacklevel=3)
         return _reduced(profile, [profile.events], lambda _: intervals)
     if isinstance(by, str) and by not in _NAMED_RULES:
         raise ValueError(f"The by parameter of steps must be a function, 'whole' or 'module'. Got {by!r} instead.")

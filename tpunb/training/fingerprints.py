@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tpunb.errors import TpunbError
+from tpunb.errors import TpunbError, warn_user
 from tpunb.text import plural
 from tpunb.training.state import digest
 
@@ -80,7 +79,7 @@ class Resumed:
             return
         if self.on_divergence == "raise":
             raise Diverged(self.divergence, hint="run the same program on the same files, device and versions")
-        warnings.warn(f"the resumed run is not exact: {self.divergence}", stacklevel=2)
+        warn_user(f"the resumed run is not exact: {self.divergence}", stacklevel=2)
 
 
 class Fingerprints:

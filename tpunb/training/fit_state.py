@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from tpunb.errors import TpunbError
+from tpunb.errors import TpunbError, warn_user
 from tpunb.signals import spending
 from tpunb.text import format_error, plain
 from tpunb.tfdata.graph import graph_or_none, too_large
@@ -94,17 +93,17 @@ class Fit:
     def guarded(self, action: Callable[..., T], *args: Any, default: T) -> T:
         """Call a part of saving or tuning; an error in it is reported once, and the training continues without.
 
-        Raised are errors before the state of a checkpoint is restored, filtered warnings, and divergence.
+        Raised are errors before the state of a checkpoint is restored, and divergence.
         """
         if self.failed:
             return default
         try:
             return action(*args)
         except Exception as error:
-            if isinstance(error, Warning | Diverged) or (self.start is not None and not self._is_restored):
+            if isinstance(error, Diverged) or (self.start is not None and not self._is_restored):
                 raise
             self.failed = True
-            warnings.warn(
+            warn_user(
                 f"saving and tuning ended with an error, and training continues: {format_error(error)}", stacklevel=2
             )
             return default
@@ -301,7 +300,7 @@ class Fit:
         try:
             validating.use(validating.current(iterator), check=False)
         except TpunbError as error:
-            warnings.warn(f"results of validation may differ: {error}", stacklevel=2)
+            warn_user(f"results of validation may differ: {error}", stacklevel=2)
         validating.iterator = ()  # its buffers are to be freed
 
     def end_epoch(self, epoch: int) -> None:

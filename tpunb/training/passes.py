@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import warnings
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Self
@@ -11,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from tpunb.errors import warn_user
 from tpunb.text import format_error
 from tpunb.training import constants
 
@@ -62,7 +62,7 @@ class ArrayBatches(CountingDataset):
         except Exception as error:  # noqa: BLE001  the training must continue
             if not self.problem:
                 self.problem = f"the order of the arrays is not that of its seed: {format_error(error)}"
-                warnings.warn(f"resuming will not be exact. {self.problem}", stacklevel=2)
+                warn_user(f"resuming will not be exact. {self.problem}", stacklevel=2)
             return iter(self.dataset)
 
     @classmethod

@@ -10,12 +10,12 @@ import os
 import re
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 from uuid import uuid4
 
+from tpunb.errors import warn_user
 from tpunb.text import plain
 from tpunb.widgets.table import safe
 
@@ -249,7 +249,7 @@ class LiveLine:
                 self._update()  # stays if no result can be shown
             self._target.close()
         if self._error is not None:
-            warnings.warn(f"the live line stopped early: {self._error!r}", RuntimeWarning, stacklevel=2)
+            warn_user(f"the live line stopped early: {self._error!r}", RuntimeWarning, stacklevel=2)
 
     def _follow(self) -> None:
         while self._error is None and not self._ended.wait(self._target.every_s):

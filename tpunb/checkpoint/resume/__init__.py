@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -20,7 +19,7 @@ from tpunb.checkpoint.catalog import Checkpoint
 from tpunb.checkpoint.resume import loops, trainers
 from tpunb.checkpoint.resume.custom_loops import restore, save
 from tpunb.checkpoint.resume.policy import Saving
-from tpunb.errors import TpunbError, check_whole, wrong_type
+from tpunb.errors import TpunbError, check_whole, warn_user, wrong_type
 from tpunb.training import keras_hooks, seeds, snapshot
 from tpunb.training.fingerprints import OnDivergence, Resumed
 from tpunb.training.fit_start import FitStart
@@ -98,7 +97,7 @@ def _in_fit(saving: Saving) -> Iterator[None]:
         return
     yield
     if "keras" in sys.modules and not saving.saved:
-        warnings.warn("fits were not saved: import keras before the block of tp.checkpointing", stacklevel=3)
+        warn_user("fits were not saved: import keras before the block of tp.checkpointing", stacklevel=3)
 
 
 @contextmanager

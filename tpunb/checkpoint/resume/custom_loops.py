@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 from tpunb import signals
 from tpunb.checkpoint.catalog import Checkpoint
 from tpunb.checkpoint.formats import native
-from tpunb.errors import TpunbError, check_whole, need
+from tpunb.errors import TpunbError, check_whole, need, warn_user
 from tpunb.text import format_error
 from tpunb.tfdata import position
 from tpunb.tfdata.graph import graph_or_none
@@ -90,7 +89,7 @@ def save(dir: str | os.PathLike[str], step: int, **parts: Any) -> Checkpoint:  #
     with signals.spending("checkpoint save", "tpunb"):
         saved = native.save(Path(dir), step, write)
     if not saved.exact and saved.reason != _NO_DATA:
-        warnings.warn(
+        warn_user(
             f"the position in the data was not saved, so that resuming is not exact: {saved.reason}", stacklevel=2
         )
     return saved

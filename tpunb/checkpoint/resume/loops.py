@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from tpunb.checkpoint.resume.block import Block
 from tpunb.checkpoint.resume.custom_loops import array_trees, nnx_arrays, read_parts, torch_parts, write_parts
 from tpunb.checkpoint.resume.loop_data import LoopData, loop_data
-from tpunb.errors import wrong_type
+from tpunb.errors import warn_user, wrong_type
 from tpunb.signals import spending
 from tpunb.text import format_error, plural
 from tpunb.training import seeds, snapshot, torch_state
@@ -192,10 +191,10 @@ class Loop(Iterator[T], Generic[T]):
         try:
             action(*args)
         except Exception as error:
-            if isinstance(error, Warning | Diverged):
+            if isinstance(error, Diverged):
                 raise
             self._has_failed = True
-            warnings.warn(f"saving ended with an error, and training continues: {format_error(error)}", stacklevel=2)
+            warn_user(f"saving ended with an error, and training continues: {format_error(error)}", stacklevel=2)
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Write everything that the next step depends on; return its metadata."""

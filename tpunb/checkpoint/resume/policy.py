@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 from tpunb import signals
 from tpunb.checkpoint.catalog import Checkpoint
 from tpunb.checkpoint.formats import native
+from tpunb.errors import warn_user
 from tpunb.text import format_error, plain, plural
 from tpunb.training import seeds
 from tpunb.training.fingerprints import Fingerprints
@@ -99,19 +99,17 @@ class Saving:
         """Warn, before the first batch is drawn, of what cannot be saved."""
         self._last, self._has_warned = fit.steps, bool(fit.data.reason)
         if fit.data.reason:
-            warnings.warn(
+            warn_user(
                 f"the position in the data cannot be saved, so that resuming will not be exact: {fit.data.reason}",
                 stacklevel=2,
             )
         elif unsaved := fit.unsaved_beside:
             self._has_warned = True
-            warnings.warn(f"resuming will not be exact: {unsaved}", stacklevel=2)
+            warn_user(f"resuming will not be exact: {unsaved}", stacklevel=2)
         elif fit.varying:
-            warnings.warn(f"resuming is exact but for the results of validation: {fit.varying}", stacklevel=2)
+            warn_user(f"resuming is exact but for the results of validation: {fit.varying}", stacklevel=2)
         if self.at_phases and not signals.spent.receivers:
-            warnings.warn(
-                "at_phases=True saves nothing without a capture: put `with tp.capture(...)` around", stacklevel=2
-            )
+            warn_user("at_phases=True saves nothing without a capture: put `with tp.capture(...)` around", stacklevel=2)
 
     def on_step(self, fit: Training, *, repeated: bool) -> None:
         """Save the state that the next step begins with, if due; a capture accounts for the time."""
@@ -137,7 +135,7 @@ class Saving:
             self.saved.append(native.save(self.folder, fit.steps, self._write(fit), replacing=replacing))
             if self._unread:
                 unread, self._unread = self._unread, ""
-                warnings.warn(unread, stacklevel=2)
+                warn_user(unread, stacklevel=2)
             fit.fingerprints.begin(self.folder)
             fit.data.positions.moved(self.saved[-1].path)
             if of_phase:
@@ -146,12 +144,12 @@ class Saving:
                 self._remove(self.keep)
             if self.saved[-1].reason and not self._has_warned:
                 self._has_warned = True
-                warnings.warn(f"resuming will not be exact: {self.saved[-1].reason}", stacklevel=2)
+                warn_user(f"resuming will not be exact: {self.saved[-1].reason}", stacklevel=2)
         except Exception as error:  # noqa: BLE001  the training must continue
             if not self._has_failed:
                 self._has_failed = True
                 problem = str(error) if isinstance(error, OSError) else format_error(error)
-                warnings.warn(f"step {fit.steps} was not saved, and training continues: {problem}", stacklevel=2)
+                warn_user(f"step {fit.steps} was not saved, and training continues: {problem}", stacklevel=2)
         finally:
             self.seconds += time.perf_counter() - begun
 

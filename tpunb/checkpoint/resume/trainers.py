@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,7 @@ from typing import Any, TypeVar
 from tpunb.checkpoint.resume.block import Block
 from tpunb.checkpoint.resume.loop_data import continue_pass
 from tpunb.checkpoint.resume.policy import Saving
-from tpunb.errors import TpunbError
+from tpunb.errors import TpunbError, warn_user
 from tpunb.text import format_error, plural
 from tpunb.torchdata.position import AHEAD, LoaderPass
 from tpunb.training import seeds, torch_state
@@ -119,10 +118,10 @@ class Run:
         try:
             return action(*args)
         except Exception as error:
-            if isinstance(error, Warning | Diverged) or self.position is not None:
+            if isinstance(error, Diverged) or self.position is not None:
                 raise
             self.failed = True
-            warnings.warn(f"saving ended with an error, and training continues: {format_error(error)}", stacklevel=2)
+            warn_user(f"saving ended with an error, and training continues: {format_error(error)}", stacklevel=2)
             return None
 
     def iterator(self, loader: Any, begin: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
@@ -388,7 +387,7 @@ def listening(saving: Saving) -> Iterator[None]:
         missed = next((each for each in _TRAINERS if each in sys.modules and each not in tried), None)
         if missed and not saving.saved:
             text = f"trainings of {missed} were not saved: import it before the block of tp.checkpointing"
-            warnings.warn(text, stacklevel=4)
+            warn_user(text, stacklevel=4)
 
 
 @contextmanager
@@ -414,7 +413,7 @@ def _install() -> None:
             except (ImportError, AttributeError) as error:
                 _block.unsupported.add(name)
                 text = f"trainings of {name} are not saved: this version is not supported ({format_error(error)})"
-                warnings.warn(text, stacklevel=5)
+                warn_user(text, stacklevel=5)
             else:
                 _block.modules.add(name)
                 _block.stack.enter_context(stack.pop_all())

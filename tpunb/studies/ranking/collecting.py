@@ -8,7 +8,6 @@ import math
 import random
 import re
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tpunb.errors import TpunbError, check_whole, need, wrong_type
+from tpunb.errors import TpunbError, check_whole, need, warn_user, wrong_type
 from tpunb.studies.ranking.columns import CONFIGURATIONS
 from tpunb.studies.ranking.graphs import module_of
 from tpunb.studies.ranking.measured import Measured, of_programs
@@ -179,7 +178,7 @@ class Trials:
             self.equal.append(equal)
             self._runs.append(run)
         if differing:
-            warnings.warn(
+            warn_user(
                 f"{function.name}: {plural(differing, 'configuration')} left out, whose outputs differ", stacklevel=3
             )
 
