@@ -28,11 +28,11 @@ from typing import Any, NamedTuple
 from tpunb.profiler.in_flight import Result, Work
 from tpunb.profiler.keras import keras_runs
 from tpunb.profiler.limits import LIMITS
-from tpunb.profiler.stall_sampler import is_user_code
 from tpunb.profiler.step_clock import OpenStep, StepClock, StepRecord
 from tpunb.signals import Spent
 from tpunb.step_stats.boundaries import is_primitive
 from tpunb.text import format_error
+from tpunb.training.program import user_frame
 
 TRAIN, EVALUATION = "train", "eval"
 _EVALUATES = re.compile(r"eval|valid|test|predict|infer", re.IGNORECASE)
@@ -60,9 +60,7 @@ _Line = tuple[CodeType, int]
 
 def _line() -> _Line | None:
     """Return the line of the program that called."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_user_code(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = user_frame()
     return None if frame is None else (frame.f_code, frame.f_lineno)
 
 

@@ -18,7 +18,6 @@ import queue
 import re
 import selectors
 import sys
-import sysconfig
 import threading
 import time
 from collections import Counter, deque
@@ -28,7 +27,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from inspect import CO_GENERATOR
 from itertools import islice, takewhile
-from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
@@ -38,18 +36,13 @@ import psutil
 from tpunb import schema
 from tpunb.profiler.limits import LIMITS
 from tpunb.text import cut, plain
+from tpunb.training.program import CELL, GENERATED, PACKAGES, STANDARD_FOLDERS, is_user_code
 
 _DEPTH = 256  # frames of a stack
 _SPOTS, _STALLS = 512, 4096  # at most: places counted in a stall, stalls between two takes
 _SOURCE, _TEXT = 10_000, 160  # characters of an expression that is parsed, of a place
 
-_CELL = re.compile(r"<ipython-input-|[\\/](?:ipykernel_|xpython_|ipython-input-)\d")
-_GENERATED = "__autograph_generated_file"
-_PACKAGES = re.compile(rf"[\\/](?:site-packages|dist-packages|debugpy|pydevd)[\\/]|{_GENERATED}")
-_STANDARD = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(os.__file__).parent)}
 _WAITING = {module.__file__ for module in (threading, queue, selectors)}
-_STANDARD_FOLDERS = tuple(f"{folder}{os.sep}" for folder in _STANDARD)
-_LIBRARIES = (*_STANDARD_FOLDERS, f"{Path(__file__).parents[1]}{os.sep}")
 _HOSTS = {*sys.stdlib_module_names, "numpy", "scipy", "pandas", "polars", "PIL", "cv2", "sklearn", "skimage"}
 _ALIASES = {"np": "numpy", "pd": "pandas", "pl": "polars", "sp": "scipy"}
 _OF_DATA = {  # modules of the standard library that call libraries back, but not to compute
@@ -57,7 +50,6 @@ _OF_DATA = {  # modules of the standard library that call libraries back, but no
     *("statistics", "subprocess", "tarfile", "urllib", "zipfile"),
 }
 _IMPORTS = "<frozen importlib"
-_HOOK = f"{os.sep}sitecustomize.py"  # of Python's start, and of ``tpunb run``, never of the program
 _PRINTS = re.compile(r"[\\/]torch[\\/]_tensor_str\.py$")  # makes text of tensors
 _COMPREHENSION = re.compile(r"((\.<locals>)?\.<(listcomp|genexpr|dictcomp|setcomp)>)+$")
 _OF_ARRAYS = {"add", "clear", "copy", "index", "sort", "split", "update", "values"}
@@ -341,7 +333,7 @@ class StallSampler:
                 of_program = True
                 if code in self.loops or _EVALUATES.search(code.co_name):
                     return code not in self.loops
-            elif of_program and _PACKAGES.search(code.co_filename) and not _CALLS.search(code.co_filename):
+            elif of_program and PACKAGES.search(code.co_filename) and not _CALLS.search(code.co_filename):
                 return False
         return False
 
@@ -389,7 +381,7 @@ def _place(stack: Mapping[int, FrameType], thread: int, account: str | None) -> 
         frames = _outwards(frame)
         busy = _innermost(frames)[0]
         # a thread that no library started may be unrelated, such as one that logs
-        if busy and (account or any(_PACKAGES.search(outer.f_code.co_filename) for outer in frames)):
+        if busy and (account or any(PACKAGES.search(outer.f_code.co_filename) for outer in frames)):
             at_work.append((other, busy))
     if not at_work:
         return text
@@ -418,7 +410,7 @@ def _is_code(frame: FrameType, place: str | None) -> bool:
             return not library and (each is not frame or _calls_code(each, (place or "").partition(" ← ")[2]))
         if _PRINTS.search(file):
             return True
-        standard = file.startswith(_STANDARD_FOLDERS) and not _PACKAGES.search(file)
+        standard = file.startswith(STANDARD_FOLDERS) and not PACKAGES.search(file)
         package = str(each.f_globals.get("__name__", "")).partition(".")[0]
         module = package if standard else ""
         library = library or not (standard or package in _HOSTS)
@@ -466,7 +458,7 @@ def _innermost(frames: Iterator[FrameType]) -> tuple[str | None, str | None]:
     within: list[CodeType] = []
     for frame in frames:
         code = frame.f_code
-        if is_user_code(code.co_filename) or (_GENERATED in code.co_filename and _origin(code, frame.f_lineno or 0)):
+        if is_user_code(code.co_filename) or (GENERATED in code.co_filename and _origin(code, frame.f_lineno or 0)):
             inner = _inner(within)
             key = id(code), frame.f_lasti, inner
             if (kept := _texts.get(key)) is None:
@@ -501,26 +493,17 @@ def _origins(file: str) -> dict[int, Any]:
 
 
 @lru_cache(maxsize=4096)
-def is_user_code(file: str) -> bool:
-    """Return whether a file is of the program, not of a library."""
-    if _CELL.search(file):
-        return True
-    if file.startswith("<"):
-        return file in ("<stdin>", "<string>")
-    return not (file.startswith(_LIBRARIES) or _PACKAGES.search(file) or file.endswith(_HOOK))
-
-
 def _text(code: CodeType, instruction: int, inner: str | None) -> str:
     """Return a place for people, such as "train.py:12 in on_epoch_end ← time.sleep"."""
     file, function = code.co_filename, _COMPREHENSION.sub("", code.co_qualname).rpartition(".")[2]
     line, last, start, end = next(islice(code.co_positions(), max(instruction, 0) // 2, None))
-    if _GENERATED in file and (origin := _origin(code, line or 0)):
+    if GENERATED in file and (origin := _origin(code, line or 0)):
         file, line, function = origin.loc.filename, origin.loc.lineno, origin.function_name or function
         callee = _callee(origin.source_code_line.strip())
     else:
         source = _source(file, line or 0, last or 0, start or 0, end)
         callee = _imported(code, instruction) or _callee(source) or inner
-    name = "cell" if _CELL.search(file) else re.split(r"[\\/]", file)[-1]
+    name = "cell" if CELL.search(file) else re.split(r"[\\/]", file)[-1]
     return cut(plain(f"{name}:{line or 0} in {function}" + (f" ← {callee}" if callee else "")), _TEXT)
 
 
