@@ -25,6 +25,7 @@ _COUNTERS = {
         *("best", "epochs_since_last_save", "_batches_seen_since_last_saving", "_last_batch_seen", "_current_epoch"),
     ),
     "SwapEMAWeights": ("_ema_weights_in_model",),
+    "History": ("history", "epoch"),
 }
 """What Keras' own callbacks change, by class; not their arguments: Keras changes the sign of min_delta."""
 
@@ -89,6 +90,19 @@ class CallbackState:
             return ["tensor", self._encoded(np.asarray(value.numpy()))[1]]
         if _is_seed_generator(value):
             return self._encoded(to_numpy([value.state])[0])
+        if is_from(value, "torch") and hasattr(value, "detach"):
+            import torch
+
+            bits = value.detach().contiguous().cpu()
+            self.arrays.append(np.asarray((bits if bits.ndim else bits.reshape(1)).view(torch.uint8)))
+            return ["torch", [len(self.arrays) - 1, str(value.dtype), list(value.shape), str(value.device)]]
+        if is_from(value, "jaxlib"):
+            import jax
+
+            is_key = jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
+            kind = str(jax.random.key_impl(value)) if is_key else ""
+            self.arrays.append(np.array(jax.random.key_data(value) if is_key else value))
+            return ["jax", [len(self.arrays) - 1, kind]]
         if type(value) in (list, tuple):
             return [type(value).__name__, [self._encoded(each) for each in value]]
         if isinstance(value, dict):
@@ -104,7 +118,7 @@ def restore_callbacks(callbacks: Iterable[Any], values: Sequence[Mapping[str, An
     for callback in callbacks:
         if not (waiting := by_class.get(type(callback).__name__)):
             continue
-        restored = {name: _decoded(value, arrays) for name, value in waiting.pop(0).items()}
+        restored = {name: restored_value(value, arrays) for name, value in waiting.pop(0).items()}
         if _has_state_methods(callback):
             callback.set_state(restored["get_state"])
             continue
@@ -128,9 +142,22 @@ def _set(callback: Any, name: str, value: Any) -> None:
         vars(callback)[name] = value
 
 
-def _decoded(encoded: Sequence[Any], arrays: Sequence[Any]) -> Any:
+def restored_value(encoded: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    """Return a value of `CallbackState`."""
     kind, value = encoded
     match kind:
+        case "torch":
+            import torch
+
+            number, dtype, shape, device = value
+            bits = torch.from_numpy(np.array(arrays[number]))
+            return bits.view(getattr(torch, dtype.rpartition(".")[2])).reshape(shape).to(device)
+        case "jax":
+            import jax
+
+            number, kind = value
+            array = jax.numpy.asarray(arrays[number])
+            return jax.random.wrap_key_data(array, impl=kind) if kind else array
         case "array":
             return arrays[value]
         case "number":
@@ -140,10 +167,10 @@ def _decoded(encoded: Sequence[Any], arrays: Sequence[Any]) -> Any:
 
             return tf.constant(arrays[value])
         case "list" | "tuple":
-            items = [_decoded(each, arrays) for each in value]
+            items = [restored_value(each, arrays) for each in value]
             return items if kind == "list" else tuple(items)
         case "dict":
-            return {_decoded(key, arrays): _decoded(each, arrays) for key, each in value}
+            return {restored_value(key, arrays): restored_value(each, arrays) for key, each in value}
     return value
 
 
