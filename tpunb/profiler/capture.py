@@ -25,6 +25,7 @@ from tpunb.profiler.schedule import Schedule
 from tpunb.profiler.session import CaptureSession, Status
 from tpunb.profiler.sources import TPU, Address, Local, Replay, Source, Torch
 from tpunb.profiler.steps import StepSources
+from tpunb.training.files import guard
 
 __all__ = [
     "TPU",
@@ -110,6 +111,11 @@ class Run:
             )
         return save(Path(self.path) / "checkpoints" if dir is None else dir, step, **parts)
 
+    @property
+    def skipping(self) -> bool:
+        """Whether the code that runs now repeats what came before the checkpoint of ``tp.resume``."""
+        return guard.is_skipping
+
     def between(self, kind: str) -> AbstractContextManager[None]:
         """Mark the block, between two steps of a framework, as a step of this kind."""
         return self._mark(kind, None)
@@ -174,6 +180,11 @@ def _next(batches: Iterator[T]) -> T:
 
 class NullRun:
     """A run that records nothing: a loop written for a capture also runs without one."""
+
+    @property
+    def skipping(self) -> bool:
+        """Whether the code that runs now repeats what came before the checkpoint of ``tp.resume``."""
+        return guard.is_skipping
 
     def step(self, number: int, kind: str = "train") -> AbstractContextManager[None]:
         """Do nothing: a capture would mark the block as one step."""
