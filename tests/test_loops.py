@@ -46,7 +46,7 @@ def resumes(checkpoint, data, whole, **more):
     """Assert that a loop over data continues from a checkpoint as the whole run did."""
     with resume(checkpoint, **more) as resumed:
         losses, state = train(data)
-    assert losses == whole[0][checkpoint.step :]
+    assert losses == whole[0]  # those before the checkpoint are handed back
     assert leaves(state) == leaves(whole[1])
     assert not resumed.divergence
     return resumed
@@ -69,7 +69,7 @@ def test_a_killed_loop_resumes_in_a_new_process(tmp_path, name):
     assert [one.step for one in checkpoints(folder)] == [5, 10, 15, 20, 25, 30, 35]
     with resume(checkpoints(folder)[0]):  # of the process that was killed, as is the seed of its shuffle
         whole = train(DATA[name]())
-    assert losses == whole[0][15:]
+    assert losses == whole[0]
     assert state == leaves(whole[1])
 
 
@@ -109,7 +109,7 @@ def test_a_resumed_loop_can_be_saved_and_resumed_again(tmp_path, name):
     with resume(checkpoints(tmp_path / "first")[0]):
         again = saved(tmp_path / "second", DATA[name](), every=8)
     assert [one.step for one in checkpoints(tmp_path / "second")] == [16, 24, 32]
-    assert again[0] == whole[0][10:]
+    assert again[0] == whole[0]
     for one in checkpoints(tmp_path / "second"):
         resumes(one, DATA[name](), whole)
 
@@ -132,7 +132,7 @@ def test_the_position_in_a_generator_is_drawn_again_and_inexact(tmp_path, make):
         pass
     with resume(one, exact=False) as resumed:
         again = train(make(), epochs=1)
-    assert again[0] == losses[10:]
+    assert again[0] == losses
     assert str(resumed).startswith("resumed at step 10, not exactly:")
     with pytest.raises(TpunbError, match="it ends after batch 3"), resume(one, exact=False):
         train(iter(BATCHES[:3]), epochs=1)
@@ -193,7 +193,7 @@ def test_what_the_state_lacks_is_a_divergence_that_is_named(tmp_path):
     with checkpointing(tmp_path, every=2):
         forgetful()
     one = checkpoints(tmp_path)[0]
-    with pytest.warns(UserWarning, match=r"the computation of step 2 differs .* on the same data"), resume(one):
+    with pytest.warns(UserWarning, match=r"number of test_loops.py:\d+ numbers the batches from 0 again"), resume(one):
         forgetful()
     with pytest.raises(Diverged), resume(one, on_divergence="raise"):
         forgetful()
@@ -216,8 +216,6 @@ def test_calls_are_counted(tmp_path):
     with pytest.raises(TpunbError, match="was called 2 times, and the checkpoint is of call 3"), resume(one):
         train(BATCHES, epochs=2)
     with pytest.raises(TpunbError, match="opt_state"), resume(one):
-        list(tp.testing.null_run.batches([1], state={"params": 1}))
-        list(tp.testing.null_run.batches([1], state={"params": 1}))
         list(tp.testing.null_run.batches(BATCHES, state={"params": 1}))
     assert loops._block.users == 0
     assert loops._block.start is None
@@ -267,7 +265,7 @@ def test_a_tensorflow_loop_resumes_with_its_objects_in_place(tmp_path):
         assert one.exact, one.reason
         with resume(one) as resumed:
             again, *later = cell()
-        assert again == losses[one.step :]
+        assert again == losses
         assert later == rest
         assert resumed.verified_steps == 24 - one.step
 
@@ -288,4 +286,4 @@ def test_an_optax_loop_resumes_exactly(tmp_path):
     with checkpointing(tmp_path, every=EVERY):
         whole = cell()
     with resume(checkpoints(tmp_path)[1]):
-        assert cell() == whole[10:]
+        assert cell() == whole

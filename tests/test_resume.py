@@ -86,7 +86,7 @@ def test_a_checkpoint_lists_its_parts(runs):
     found = checkpoints(top / "shuffled")
     assert [one.step for one in found] == [6, 12, 18, 24, 30, 36]
     assert {one.holds for one in found} == {("weights", "optimizer", "metrics", "data position", "random state")}
-    assert not [path for path in (top / "shuffled").iterdir() if path.name.startswith(".")]
+    assert not [path for path in (top / "shuffled").glob(".*") if not path.name.startswith(".ends-")]
 
 
 def test_an_epoch_of_unknown_length_is_saved_once_at_its_end(tmp_path):
@@ -477,7 +477,7 @@ def test_a_capture_accounts_for_saving(tmp_path):
             fit()
         status = run.status
     saves = [span.end_ns - span.start_ns for span in spans if span.account == "checkpoint save"]
-    assert len(saves) == 3
+    assert len(saves) == 4  # the end of the fit, too
     assert status.saving == pytest.approx(sum(saves) / 1e9)
     assert status.overhead > 0
 
@@ -493,7 +493,7 @@ def test_later_epochs_keep_their_order_if_the_epoch_end_was_prefetched(tmp_path)
         whole = losses()
     for step in (11, 23):
         with resume(saved.saved[step - 1]):
-            assert losses() == whole[step // 12 :]
+            assert losses() == whole  # with the history of the epochs before
 
 
 def test_a_shuffle_in_a_later_part_of_concatenate_is_not_exact(tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import numpy as np
 import pytest
 from exact_fits import BATCH, noting, rows, small, trained
 from optional import lazy
@@ -77,7 +78,8 @@ def test_a_resumed_second_fit_can_be_saved_again(whole, tmp_path):
 def test_a_block_with_fewer_fits_is_an_error(whole):
     _, folder, _ = whole
     with pytest.raises(TpunbError, match="the block called fit 1 time"), resume(folder / "tpunb-5-2"):
-        trained(rows().batch(BATCH))
+        made = small(keras.layers.Dense(4), keras.layers.Dropout(0.3))
+        made.fit(rows().shuffle(9).batch(BATCH), epochs=2, verbose=0)
 
 
 def test_an_interrupted_fit_counts(tmp_path):
@@ -102,14 +104,45 @@ def test_an_interrupted_fit_counts(tmp_path):
     assert (later, again) == (losses[-len(later) :], weights)
 
 
-def test_a_fit_of_another_model_before_makes_a_checkpoint_inexact(tmp_path):
+def test_what_follows_a_skipped_fit_sees_the_model_that_it_trained(tmp_path):
     def cell():
-        made = small()
-        made.name = "teacher"
-        made.fit(rows().batch(BATCH), verbose=0)
-        return trained(rows().batch(BATCH), epochs=1)
+        teacher, student = small(), small()
+        history = teacher.fit(rows().batch(BATCH), verbose=0)
+        x = np.concatenate([x for x, _ in rows().batch(BATCH)])
+        taught = tf.data.Dataset.from_tensor_slices((x, teacher.predict(x, verbose=0))).batch(BATCH)
+        losses, _, weights = trained(taught, student, epochs=2)
+        return history.history, [each.tolist() for each in teacher.get_weights()], losses, weights
 
-    with pytest.warns(UserWarning, match="an earlier fit of the block trained teacher"), checkpointing(tmp_path):
+    with checkpointing(tmp_path, every=5):
+        history, teacher, losses, weights = cell()
+    one = checkpoints(tmp_path)[-1]
+    with resume(one) as resumed:
+        again = cell()
+    assert (again[0], again[1], again[3]) == (history, teacher, weights)
+    assert again[2] == losses[one.step :]
+    assert str(resumed).startswith(f"resumed exactly at step {one.step}")
+
+
+def test_a_history_is_whole_in_a_resumed_fit(tmp_path):
+    def cell():
+        return small().fit(rows().batch(BATCH), epochs=3, verbose=0)
+
+    with checkpointing(tmp_path, every=5):
+        whole = cell()
+    with resume(checkpoints(tmp_path)[-1]):
+        again = cell()
+    assert (again.history, again.epoch) == (whole.history, whole.epoch)
+
+
+def test_without_room_for_its_end_a_fit_is_not_skipped(tmp_path):
+    def cell():
+        small().fit(rows().batch(BATCH), verbose=0)
+        small().fit(rows().batch(BATCH), verbose=0)
+
+    with checkpointing(tmp_path, every=5, ends_gb=0):
         cell()
-    exact = {one.path.name: one.exact for one in checkpoints(tmp_path)}
-    assert exact == {"tpunb-8": True, "tpunb-8-2": False}
+    first, *_, last = checkpoints(tmp_path)
+    with resume(first):
+        cell()
+    with pytest.raises(TpunbError, match=r"test_several_fits.py:\d+ would run without .*\(.*ends_gb"), resume(last):
+        pass

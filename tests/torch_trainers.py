@@ -150,7 +150,8 @@ def saved(folder, name, start=None):
         random.seed(1)
         torch.manual_seed(1)
         with tp.resume(start, exact=False) as resumed:
-            return [function(folder / "own", **options), str(resumed)]
+            result = function(folder / "own", **options)
+        return [result, str(resumed)]
     with tp.checkpointing(folder / "saved", every=3):
         return [function(folder / "own", **options), ""]
 

@@ -42,6 +42,9 @@ class Resumed:
     divergence: str = ""  # sentence that names the first step that differs, and whether its data or computation do
     expected: dict[int, list[str]] = field(default_factory=dict, repr=False)
     varying: str = ""  # why results of validation may be others
+    expected_ends: dict[int, int] = field(default_factory=dict, repr=False)  # steps at the end of each training
+    expected_total: dict[str, int] = field(default_factory=dict, repr=False)  # trainings and steps of the saved run
+    is_over: bool = False  # whether the block has ended, so that its numbers are compared
 
     @classmethod
     def read(cls, folder: Path, metadata: Mapping[str, Any], on_divergence: OnDivergence) -> Resumed:
@@ -60,7 +63,8 @@ class Resumed:
             return f"resumed at step {self.step}: {self.divergence}"
         verified = f"verified over {plural(self.verified_steps, 'step')}" if self.verified_steps else "not verified"
         varying = f"; results of validation may differ ({self.varying})" if self.varying else ""
-        return f"resumed exactly at step {self.step}, {'; '.join(filter(None, [verified, self.note]))}{varying}"
+        exactly = "exactly " if self.is_over else ""
+        return f"resumed {exactly}at step {self.step}, {'; '.join(filter(None, [verified, self.note]))}{varying}"
 
     def compare(self, step: int, present: list[str]) -> None:
         """Compare the fingerprints of a step; at the first difference, warn or raise an error."""
@@ -77,9 +81,32 @@ class Resumed:
         else:
             self.verified_steps += 1
             return
+        self.diverge(self.divergence)
+
+    def diverge(self, divergence: str) -> None:
+        """Report that the run is not the saved one: warn, or raise an error."""
+        self.divergence = divergence
         if self.on_divergence == "raise":
-            raise Diverged(self.divergence, hint="run the same program on the same files, device and versions")
-        warn_user(f"the resumed run is not exact: {self.divergence}", stacklevel=2)
+            raise Diverged(divergence, hint="run the same program on the same files, device and versions")
+        warn_user(f"the resumed run is not exact: {divergence}", stacklevel=2)
+
+    def compare_end(self, number: int, steps: int) -> None:
+        """Compare how many steps were taken at the end of a training with the saved run."""
+        saved = self.expected_ends.get(number, steps)
+        if saved != steps and not self.divergence and not self.reason:
+            self.diverge(f"training {number + 1} ended after {plural(steps, 'step')}, in the saved run after {saved:,}")
+
+    def compare_total(self, counts: Mapping[str, int]) -> None:
+        """Compare the numbers of trainings and steps of the block with those of the saved run."""
+        self.is_over = True
+        if self.divergence or self.reason:
+            return
+        ended = max(self.expected_ends, default=-1) + 1  # of the saved run, which may not have come to its end
+        for what, number in counts.items():
+            saved = self.expected_total.get(what, max(number, ended) if what == "trainings" else number)
+            if saved != number:
+                self.diverge(f"it had {plural(number, what.removesuffix('s'))}, the saved run {saved:,}")
+                return
 
 
 class Fingerprints:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from tpunb.errors import TpunbError
+from tpunb.text import plain
 from tpunb.tfdata import rewrite
 from tpunb.tfdata.graph import graph_or_none
 from tpunb.training import seeds, snapshot
@@ -17,6 +20,12 @@ from tpunb.training.positions import ITERATOR
 from tpunb.training.state import METRICS, RANDOM, assign, to_numpy, variables_by_part
 
 CheckpointPath = str | os.PathLike[str]
+
+ENDS, TOTAL = ".ends-", "total.json"
+"""Begin of the name of a folder of states in which trainings ended, and the file that counts them once all have."""
+
+NUMBER = {"loop": "loop", "trainer": "call", "fit": "fit"}
+"""Names in the metadata of a checkpoint: what it is of, and how many of these were before it in its block."""
 
 
 class FitStart(NamedTuple):
@@ -43,6 +52,51 @@ class FitStart(NamedTuple):
         """Number of steps that the optimizer had taken."""
         step: int = self.metadata["step"]
         return step
+
+    @property
+    def number(self) -> int:
+        """Number of trainings of the block before the one of the checkpoint, which are skipped."""
+        number: int = self.metadata[NUMBER[self.kind]]
+        return number
+
+    @property
+    def kind(self) -> str:
+        """Kind of the training: "loop", "trainer" or "fit"."""
+        return next(kind for kind in NUMBER if kind in self.metadata)
+
+    def end(self, number: int) -> FitStart | None:
+        """Return the state in which an earlier training of the block ended; None if it was not kept."""
+        name = (self.metadata.get("ends") or {}).get(str(number), {}).get("name")
+        try:
+            folder = snapshot.path_within(self.folder.parent, name or "")
+            return FitStart(folder, snapshot.read_metadata(folder), self.resumed)
+        except (ValueError, TpunbError):
+            return None
+
+    def check_ends(self) -> None:
+        """Raise an error if the program would go on from a training that is skipped without the state it left."""
+        known = self.metadata.get("ends") or {}
+        for number in range(self.number):
+            one = known.get(str(number), {})
+            reason = one.get("reason") or ("" if self.end(number) is not None else "it was not kept")
+            if reason:
+                place = f" after {plain(str(one['place']))}" if one.get("place") else ""
+                raise TpunbError(
+                    f"{self.folder.name} cannot be resumed exactly: the code{place} would run without the state in "
+                    f"which training {number + 1} of the block ended ({plain(reason)})",
+                    hint="put each stage into a block of its own, or give resume(..., exact=False) and put `if not "
+                    "run.skipping:` in front of that code",
+                )
+
+    def read_counts(self) -> None:
+        """Read how many steps the saved run had taken at the end of each training, and in all if it has ended."""
+        for file in self.folder.parent.glob(f"{self.metadata.get('ends_folder') or ENDS}/*/{snapshot.METADATA}"):
+            with suppress(TpunbError):
+                end = FitStart(file.parent, snapshot.read_metadata(file.parent), self.resumed)
+                self.resumed.expected_ends[end.number] = end.step
+        with suppress(OSError, ValueError):
+            total = self.folder.parent / str(self.metadata.get("ends_folder")) / TOTAL
+            self.resumed.expected_total = json.loads(total.read_text()).get(self.kind, {})
 
     def restore(self, model: Any, *, metrics: bool = True) -> None:
         """Restore the variables of a model, its metrics only where asked for, and the random state."""
@@ -83,16 +137,8 @@ class FitStart(NamedTuple):
 class EndedFit:
     """What remains of a fit that has ended: a later one of its block that is resumed does not train it again."""
 
-    history: dict[str, list[float]] = field(default_factory=dict)  # as Keras' History holds it
-    epochs: list[int] = field(default_factory=list)
     iterators: int = 0  # created from its data
     used: int = 0  # from which batches were taken
-    model: Any = None  # its variables, kept to compare them; not saved
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """Attributes as JSON values."""
-        return {name: value for name, value in vars(self).items() if name != "model"}
 
 
 def variables_of_step(model: Any, *, global_seed: bool | None = None) -> dict[str, list[Any]]:

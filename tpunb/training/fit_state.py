@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -20,13 +20,14 @@ from tpunb.tfdata.position import present_seeds
 from tpunb.tfdata.restored import needs_ends, not_restored
 from tpunb.training import constants, seeds, snapshot
 from tpunb.training.callbacks import CallbackState, restore_callbacks
+from tpunb.training.files import guard
 from tpunb.training.fingerprints import Diverged, Fingerprints, Resumed
 from tpunb.training.fit_data import DataCursor, FitData
 from tpunb.training.fit_start import EndedFit, FitStart, variables_of_step
 from tpunb.training.hidden_state import EagerStep, hidden_state
 from tpunb.training.patching import replaced
 from tpunb.training.py_dataset import PyDatasetState
-from tpunb.training.state import DATA, RANDOM, WEIGHTS, is_from, optimizers_of, to_numpy, variables_by_part
+from tpunb.training.state import DATA, RANDOM, is_from, optimizers_of, to_numpy
 
 _CALLBACKS = "callbacks"
 """Part of the arrays that callbacks keep."""
@@ -53,6 +54,9 @@ class Listener(Protocol):
 
     def on_begin(self, fit: Fit) -> None:
         """Handle the begin of a fit; its data are known, and nothing was drawn from them."""
+
+    def on_end(self, fit: Fit, place: str, *, kept: Path | None = None) -> None:
+        """Handle the end of a fit at a line of the program; `kept` is its state on disk, if it was skipped."""
 
     def on_step(self, fit: Fit, *, repeated: bool) -> None:
         """Handle the end of steps; `repeated` if no step was taken since the last call, but an epoch has ended.
@@ -140,36 +144,25 @@ class Fit:
     def sync(self) -> None:
         """Have the variables hold the state of the steps."""
 
-    def ended(self, history: Any) -> EndedFit:
+    def ended(self) -> EndedFit:
         """Return what remains of the fit after its end."""
-        if self.past is not None:
-            return replace(self.past, model=self.model)
-        numbers = {name: values for name, values in history.history.items() if not any(map(np.ndim, values))}
-        logs = {name: [float(value) for value in values] for name, values in numbers.items()}
-        return EndedFit(logs, list(history.epoch), self.data.passes.iterators, self.data.used, self.model)
-
-    @property
-    def _other_training(self) -> str:
-        """Sentence that names training by another optimizer in this fit, or of another model before it, or ""."""
-        present = {id(variable) for variable in variables_by_part(self.model)[WEIGHTS]}
-        others = [each.model for each in self.before if each.model is not None]
-        apart = (each for each in others if any(id(part) not in present for part in variables_by_part(each)[WEIGHTS]))
-        if self.model.optimizer is not self._optimizer:
-            return "the model was compiled again during the fit (compile it between two fits instead)"
-        if (other := next(apart, None)) is None:
-            return ""
-        return f"an earlier fit of the block trained {plain(other.name)}, not a part of this model (use another block)"
+        return self.past or EndedFit(self.data.passes.iterators, self.data.used)
 
     def begin_epoch(self, epoch: int, callbacks: Sequence[Any]) -> None:
         """Handle the begin of an epoch, before its callbacks: they may set the learning rate."""
         self.epoch = epoch
-        if not self.callbacks and self.start is not None:
-            arrays = snapshot.read_part(self.start.folder, _CALLBACKS)
-            datasets = [each.dataset for each in (*self.data.py_datasets, *self._py_validation)]
-            restore_callbacks([*callbacks, *datasets], self.start.metadata["callbacks"], arrays)
+        if not self.callbacks:
+            self.restore_callbacks(callbacks)
         self.callbacks = tuple(callbacks)
         if self.restore_due and self.step_in_epoch == 0:
             self.restore()
+
+    def restore_callbacks(self, callbacks: Sequence[Any]) -> None:
+        """Restore the state of callbacks and PyDatasets, if the fit starts from a checkpoint."""
+        if self.start is not None:
+            arrays = snapshot.read_part(self.start.folder, _CALLBACKS)
+            datasets = [each.dataset for each in (*self.data.py_datasets, *self._py_validation)]
+            restore_callbacks([*callbacks, *datasets], self.start.metadata["callbacks"], arrays)
 
     def turns(self, epochs: Any, original: Callable[[Any], Iterator[Turn]]) -> Iterator[Turn]:
         """Yield the turns of an epoch as Keras does; of a resumed epoch, those after the checkpoint.
@@ -219,6 +212,7 @@ class Fit:
                 raise TpunbError(problem, hint=_UNFREEZE)
             self._check_constants(self.start.metadata.get("constants", {}))
         self._is_restored = True
+        guard.go_on()
         return self.data.iterator
 
     def _end_turn(self) -> None:
@@ -336,12 +330,14 @@ class Fit:
         callbacks = CallbackState(self.callbacks, self.model, [*self.data.py_datasets, *self._py_validation])
         snapshot.write_arrays(folder, {**variables, _CALLBACKS: callbacks.arrays})
         unpositioned, place = self.data.write(folder, within_epoch=self.step_in_epoch > 0)
-        reason = unpositioned or self._other_training or self.hidden_state or callbacks.unsaved
+        reason = unpositioned or self.hidden_state or callbacks.unsaved
+        if self.model.optimizer is not self._optimizer:
+            reason = reason or "the model was compiled again during the fit (compile it between two fits instead)"
         reason = reason or self._read_validation(self.varying)
         validation = self._validation_start and self._validation_start.metadata
         if self.validating is not None:
             validation = self.validating.begun_passes
-        if not reason and self._trainable != _trainable(self.model):
+        if not reason and self._trainable not in (None, _trainable(self.model)):
             reason = f"{_UNFROZEN} ({_UNFREEZE})"
         parts = [part for part, values in variables.items() if values and part != RANDOM]
         return {
@@ -349,7 +345,7 @@ class Fit:
             "exact": not reason,
             "why": reason,
             "fit": self.number,
-            "ended": [each.metadata for each in self.before],
+            "ended": [asdict(each) for each in self.before],
             "epoch": self.epoch,
             "step_in_epoch": self.step_in_epoch,
             **place,

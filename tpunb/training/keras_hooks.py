@@ -18,11 +18,14 @@ import numpy as np
 from tpunb.errors import TpunbError, need
 from tpunb.text import plural
 from tpunb.training import seeds
+from tpunb.training.files import guard
+from tpunb.training.fingerprints import Resumed
 from tpunb.training.fit_start import EndedFit, FitStart
 from tpunb.training.fit_state import Fit, Listener
 from tpunb.training.jax_fit import JaxFit
 from tpunb.training.passes import CountingDataset
 from tpunb.training.patching import replaced
+from tpunb.training.program import place_of, user_frame
 
 _HINT = "save a custom loop with tpunb.checkpoint.save"
 
@@ -35,7 +38,8 @@ class _Hooks:
         self.users = 0
         self.listeners: list[Listener] = []
         self.start: FitStart | None = None
-        self.fits = 0
+        self.resumed: Resumed | None = None
+        self.fits = self.steps = 0  # of the block; those of the last fit
         self.ended: list[EndedFit] = []  # of the block
         self.fit: Fit | None = None
         self.thread = 0  # of the fit
@@ -61,6 +65,11 @@ def is_fitting() -> bool:
     return not _hooks.is_other_thread
 
 
+def counts() -> dict[str, int]:
+    """Return how many fits the block has had, and the steps of the last one."""
+    return {"trainings": _hooks.fits, "steps": _hooks.steps}
+
+
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
     """Send the events of every fit in the block to a listener."""
@@ -78,17 +87,19 @@ def starting(start: FitStart) -> Iterator[None]:
     with _installed():
         if _hooks.start is not None:
             raise TpunbError("a fit cannot be resumed from two checkpoints", hint="remove one of the resume blocks")
-        _hooks.start = start
+        _hooks.start, _hooks.resumed = start, start.resumed
         try:
             yield
+            guard.check()
             if _hooks.start is not None:
                 if not _hooks.fits:
                     raise TpunbError("nothing was resumed: the block called no fit", hint="call model.fit(...) in it")
                 calls, saved = plural(_hooks.fits, "time"), start.metadata["fit"] + 1
                 problem = f"nothing was resumed: the block called fit {calls}, and the checkpoint is of fit {saved}"
                 raise TpunbError(problem, hint="run the same cell as when it was saved")
+            start.resumed.compare_total(counts())
         finally:
-            _hooks.start = None
+            _hooks.start = _hooks.resumed = None
 
 
 @contextmanager
@@ -96,7 +107,7 @@ def _installed() -> Iterator[None]:
     """Install the hooks while the outermost block runs."""
     if _hooks.users == 0:
         _check_keras()
-        _hooks.fits, _hooks.ended = 0, []
+        _hooks.fits, _hooks.steps, _hooks.ended = 0, 0, []
         _install(_hooks.stack)
     _hooks.users += 1
     try:
@@ -190,9 +201,15 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
             return _inner_call(original)(model, *args, **kwargs)
         bound = signature.bind(model, *args, **kwargs)
         start, past = _hooks.start, None
-        if start is not None and _hooks.fits < start.metadata["fit"]:
-            past, start = EndedFit(**start.metadata["ended"][_hooks.fits]), None
+        place, callbacks = place_of(user_frame()), _listed(bound.arguments.get("callbacks"))
+        if start is not None and _hooks.fits < start.number:
+            drawn = start.metadata["ended"][_hooks.fits]
+            past, start = EndedFit(drawn["iterators"], drawn["used"]), start.end(_hooks.fits)
+            guard.reached_s = guard.reached_s if start is None else start.metadata["time"]
             bound.arguments["initial_epoch"] = bound.arguments.get("epochs", 1)
+            bound.arguments["callbacks"] = None  # not called: some write files as a fit begins
+            for callback in callbacks:
+                callback.set_model(model)
         elif start is not None:
             _hooks.start = None
             bound.arguments["initial_epoch"] = start.metadata["epoch"]
@@ -203,20 +220,32 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
             model, _hooks.fits, () if past else tuple(_hooks.listeners), start, validation, past, tuple(_hooks.ended)
         )
         _hooks.fits += 1
-        ended = EndedFit(model=model)
+        ended, kept = EndedFit(), start.folder if past is not None and start is not None else None
         try:
             value = original(model, *bound.args[1:], **bound.kwargs)
             if fit.restore_due:  # it was saved after the last epoch
                 fit.restore()
-            if past is not None:
-                value.history, value.epoch = dict(past.history), list(past.epochs)
-            ended = fit.guarded(fit.ended, value, default=ended)
+                fit.restore_callbacks([*callbacks, value])
+            ended = fit.guarded(fit.ended, default=ended)
+            if past is None:
+                guard.go_on()
+                _hooks.steps = fit.steps
+                if _hooks.resumed is not None:
+                    _hooks.resumed.compare_end(fit.number, fit.steps)
         finally:
+            for listener in _hooks.listeners:  # of an interrupted fit, too, after which the program may go on
+                fit.guarded(partial(listener.on_end, kept=kept), fit, place, default=None)
             _hooks.fit = None
             _hooks.ended.append(ended)
         return value
 
     return fit
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    """Return the callbacks of a fit, which takes one, several or a CallbackList."""
+    callbacks = getattr(callbacks, "callbacks", callbacks) or []
+    return [*callbacks] if isinstance(callbacks, list | tuple) else [callbacks]
 
 
 def _inner_call(original: Callable[..., Any]) -> Callable[..., Any]:

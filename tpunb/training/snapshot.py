@@ -83,7 +83,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
         if metadata.get("format") != FORMAT:
             raise ValueError(f"format {metadata.get('format')!r} is not supported by this version")
         metadata["step"], metadata["time"] = int(metadata["step"]), float(metadata["time"])
-        files = {name: (_path_within(folder, name), int(size)) for name, size in metadata["files"].items()}
+        files = {name: (path_within(folder, name), int(size)) for name, size in metadata["files"].items()}
         metadata |= {"size": file.stat().st_size + sum(size for _, size in files.values())}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadSnapshot(folder, f"{METADATA} cannot be read: {error}") from error
@@ -93,7 +93,8 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     return metadata
 
 
-def _path_within(folder: Path, name: str) -> Path:
+def path_within(folder: Path, name: str) -> Path:
+    """Return the path of a file that metadata name; ValueError if it is not within the folder."""
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or PurePosixPath(name).is_absolute():
         raise ValueError(f"{name!r} is not a file in it")

@@ -105,6 +105,9 @@ class Online:
             self._fit = _TunableFit(fit, None, self.timer, exclusive=False)
         self.timer.start()
 
+    def on_end(self, fit: Fit, place: str, *, kept: Path | None = None) -> None:
+        """Do nothing: a later fit ends the tuning of this one."""
+
     def on_step(self, fit: Fit, *, repeated: bool) -> None:
         """Tune the fit, if it is time."""
         self.timer.record(fit.steps, within_epoch=fit.step_in_epoch > 0)

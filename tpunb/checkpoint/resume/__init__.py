@@ -21,6 +21,7 @@ from tpunb.checkpoint.resume.custom_loops import restore, save
 from tpunb.checkpoint.resume.policy import Saving
 from tpunb.errors import TpunbError, check_whole, warn_user, wrong_type
 from tpunb.training import keras_hooks, seeds, snapshot
+from tpunb.training.files import guard
 from tpunb.training.fingerprints import OnDivergence, Resumed
 from tpunb.training.fit_start import FitStart
 from tpunb.training.state import DATA, RANDOM
@@ -39,6 +40,7 @@ def checkpointing(
     every: int | None = None,
     at_phases: bool = False,
     keep: int | None = None,
+    ends_gb: float = 10,
 ) -> Iterator[Saving]:
     """Save an unmodified ``model.fit(data, ...)`` in the block, for `resume` (paper IV.C).
 
@@ -61,6 +63,9 @@ def checkpointing(
     keep
         Number of checkpoints of the block to keep: the last ones, and besides, of each phase that the surrounding
         capture detects, those before and after its begin. By default all are kept.
+    ends_gb
+        Size of the states of loops and fits that have ended, at most, in gigabytes. A resumption restores them before
+        the code that follows a skipped loop; checkpoints of loops after the last one kept cannot be resumed exactly.
 
     Raises
     ------
@@ -77,7 +82,9 @@ def checkpointing(
         raise TypeError(f"The at_phases parameter of checkpointing must be a bool. Got {at_phases!r} instead.")
     if "://" in os.fspath(dir):
         raise TpunbError(f"{os.fspath(dir)} is not on this machine", hint="save to a local folder, and copy it there")
-    saving = Saving(Path(dir), every, at_phases=at_phases, keep=keep)
+    if isinstance(ends_gb, bool) or not isinstance(ends_gb, int | float) or not ends_gb >= 0:
+        raise ValueError(f"The ends_gb parameter of checkpointing must be 0 or more. Got {ends_gb!r} instead.")
+    saving = Saving(Path(dir), every, at_phases=at_phases, keep=keep, ends_gb=ends_gb)
     with (
         signals.phase_opened.connect(saving.on_phase),
         loops.listening(saving),
@@ -94,6 +101,7 @@ def _in_fit(saving: Saving) -> Iterator[None]:
     if "keras" in sys.modules or (not has_other and find_spec("keras") and find_spec("tensorflow")):
         with keras_hooks.listening(saving):
             yield
+            saving.note_total("fit", keras_hooks.counts())
         return
     yield
     if "keras" in sys.modules and not saving.saved:
@@ -159,7 +167,14 @@ def resume(
             f"{name} cannot be resumed exactly: {metadata['why']}",
             hint="resume(..., exact=False) draws as many batches as before; random ones differ",
         )
-    with starting(start):
+    try:
+        start.check_ends()
+    except TpunbError as error:
+        if exact:
+            raise
+        start.resumed.reason = start.resumed.reason or str(error).partition("exactly: ")[2]
+    start.read_counts()
+    with guard.watching(folder, metadata["time"], start.resumed.diverge), starting(start):
         if "block_random" in metadata:  # so that the cell draws as it did, such as the order of its files
             host, tensorflow = metadata["block_random"]
             seeds.set_host_random_state(host)

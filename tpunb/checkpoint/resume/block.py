@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from tpunb.checkpoint.resume.policy import Saving
 from tpunb.errors import TpunbError
+from tpunb.training.files import guard
 from tpunb.training.fit_start import FitStart
 
 
@@ -16,8 +17,11 @@ class Block:
     noun = ""
     """What starts from a checkpoint."""
 
+    kind = ""
+    """Its name in metadata."""
+
     def __init__(self) -> None:
-        self.users = self.calls = 0
+        self.users = self.calls = self.steps = 0
         self.listeners: list[Saving] = []
         self.start: FitStart | None = None
 
@@ -26,6 +30,14 @@ class Block:
 
     def leave(self) -> None:
         """End the outermost block."""
+
+    def finish(self) -> None:
+        """Handle the end of the last training before the block ends."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of trainings and steps of the block."""
+        return {"trainings": self.calls, "steps": self.steps}
 
     def missed(self, start: FitStart) -> str:
         """Return that nothing was resumed: how often the block trained, and which time the checkpoint is of."""
@@ -38,6 +50,8 @@ class Block:
             self.listeners.append(saving)
             try:
                 yield
+                self.finish()
+                saving.note_total(self.kind, self.counts)
             finally:
                 self.listeners.remove(saving)
 
@@ -51,8 +65,10 @@ class Block:
             self.start = start
             try:
                 yield
+                guard.check()
                 if self.start is not None:
                     raise TpunbError(self.missed(start), hint="run the same cell as when it was saved")
+                start.resumed.compare_total(self.counts)
             finally:
                 self.start = None
 

@@ -1,7 +1,8 @@
 """Saves and resumes a custom loop through the batches that it draws: ``run.batches(data, state=state)``.
 
 The calls with a `state` in a block of `checkpointing` or `resume` are numbered: a checkpoint holds the number of its
-call. When it is resumed, earlier calls yield nothing, and that one continues at the position in its data.
+call. When it is resumed, earlier calls yield nothing and leave the state in which they ended; that one continues at the
+position in its data.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -26,14 +27,20 @@ from tpunb.errors import warn_user, wrong_type
 from tpunb.signals import spending
 from tpunb.text import format_error, plural
 from tpunb.training import seeds, snapshot, torch_state
-from tpunb.training.fingerprints import Diverged, Fingerprints, of_arrays
+from tpunb.training.files import guard
+from tpunb.training.fingerprints import Diverged, Fingerprints, Resumed, of_arrays
 from tpunb.training.fit_start import FitStart
+from tpunb.training.program import place_of, user_frame
 from tpunb.training.state import DATA, RANDOM, STATE_PARTS, arrays, assign, direct_variables, is_from, to_numpy
+from tpunb.training.variables import LoopVariables
 
 T = TypeVar("T")
 
 _SAMPLE = 64
 """Small arrays of the state whose values are part of a step's fingerprint, at most, and their size in kB."""
+
+_VARIABLES = "variables"
+"""Part of the arrays that variables of the program hold."""
 
 _UNCHANGED = "the arrays of state are those that the loop began with (assign state[...] in the loop)"
 
@@ -41,7 +48,7 @@ _UNCHANGED = "the arrays of state are those that the loop began with (assign sta
 class _Block(Block):
     """The loops of the outermost block."""
 
-    noun = "loop"
+    noun = kind = "loop"
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,6 +74,12 @@ class _Block(Block):
         self.saved_seeds: list[list[Any]] = []  # in the run that is resumed
         self.shared = deque[LoopData](maxlen=4)  # data that several calls may read
         self.fingerprints: Fingerprints | None = None
+        self.last: weakref.ref[Loop[Any]] | None = None  # the loop that was begun last
+
+    def finish(self) -> None:
+        """Note that the end of the last loop was not seen, if it was left and something still refers to it."""
+        if self.last is not None and (loop := self.last()) is not None:
+            loop.end()
 
     def follow_optimizers(self) -> None:
         """Note the optimizers of PyTorch that take a step, until the block ends."""
@@ -116,14 +129,26 @@ class Loop(Iterator[T], Generic[T]):
         self.state, self.number = state, _block.calls
         _block.calls += 1
         self.step_in_epoch, self._is_open, self._has_failed, self._is_past = 0, False, False, False
+        self._variables, self._resumed_variables = LoopVariables(state), dict[str, Any]()
+        self._is_begun = self._is_over = False  # whether it was asked for a batch, and has ended
+        self._skipped: Path | None = None  # the state in which it ended, if it is skipped
+        _block.finish()
+        _block.last = weakref.ref(self)
         self._noted: str | None = None  # fingerprint of the batch of this step
+        _block.optimizers.clear()  # those that take a step in this loop
         _block.follow_optimizers()
         if _block.fingerprints is None:
             _block.fingerprints = Fingerprints(None if _block.start is None else _block.start.resumed)
         self.fingerprints = _block.fingerprints
         self.data, start = _block.data_of(data), _block.start
-        if start is not None and self.number < start.metadata["loop"]:
-            self.data.skip()
+        self._resumed: Resumed | None = None if start is None else start.resumed
+        if start is not None and self.number < start.number:
+            guard.check()
+            if (end := start.end(self.number)) is None:
+                self.data.skip()
+            else:
+                self._restore(end)
+                self._skipped, guard.reached_s = end.folder, end.metadata["time"]
             self._is_past = True
             return
         if start is not None:
@@ -142,7 +167,13 @@ class Loop(Iterator[T], Generic[T]):
 
     def __next__(self) -> T:
         self.end_step()
+        if not self._is_begun:
+            self._is_begun = True
+            self._guarded(self._begin_variables)
+        if _block.start is None:
+            guard.go_on()
         if self._is_past:
+            self.end()
             raise StopIteration
         try:
             batch: T = self.data.draw()
@@ -150,6 +181,7 @@ class Loop(Iterator[T], Generic[T]):
             self._is_past, self.step_in_epoch = True, 0
             self._guarded(self._notify)
             self._guarded(self.fingerprints.write)
+            self.end()
             raise
         _block.steps += 1
         self.step_in_epoch, self._is_open = self.data.drawn, True
@@ -165,6 +197,30 @@ class Loop(Iterator[T], Generic[T]):
             self.data.reason = format_error(error)
         self.data.begin()
 
+    def _begin_variables(self) -> None:
+        self._variables.begin()
+        if self._resumed_variables:
+            saved, arrays = self._resumed_variables["values"], self._resumed_variables["arrays"]
+            self._variables.restore(saved, arrays, self.data.drawn)
+
+    def end(self) -> None:
+        """Handle the end of the loop, once: its last batch, a ``break``, or that the program has dropped it."""
+        if self._is_over or not self._is_begun or not _block.users:
+            return
+        self._is_over = True
+        self._guarded(self._end)
+
+    def _end(self) -> None:
+        place = place_of(user_frame())
+        for saving in _block.listeners:
+            saving.on_end(self, place, kept=self._skipped)
+        if self._resumed is not None and _block.start is None and self._skipped is None:
+            self._resumed.compare_end(self.number, self.steps)
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.end()
+
     def _begin_step(self, batch: T) -> None:
         is_noted = self.fingerprints.is_noted(self.steps - 1)
         self._noted = of_arrays(arrays(batch)) if is_noted else None
@@ -176,6 +232,8 @@ class Loop(Iterator[T], Generic[T]):
             self._guarded(self._end_step)
 
     def _end_step(self) -> None:
+        if self._resumed is not None and (restarted := self._variables.restarted()):
+            self._resumed.diverge(restarted)
         if self._noted is not None:
             self.fingerprints.note(self.steps - 1, self._noted, _sample(self.state))
         self._notify()
@@ -201,9 +259,11 @@ class Loop(Iterator[T], Generic[T]):
         metadata, unsaved = write_parts(folder, self.state)
         unpositioned, place = self.data.write(folder, ended=self._is_past)
         lacking = torch_state.missing(torch_parts(self.state), _block.optimizers)
-        reason = unpositioned or unsaved or lacking or (_UNCHANGED if self._is_unchanged else "")
+        variables, arrays, varying = self._variables.changed()
+        reason = unpositioned or unsaved or lacking or (_UNCHANGED if self._is_unchanged else "") or varying
         generator = seeds.keras_generator()
-        snapshot.write_arrays(folder, {RANDOM: [] if generator is None else to_numpy([generator.state])})
+        random = [] if generator is None else to_numpy([generator.state])
+        snapshot.write_arrays(folder, {RANDOM: random, _VARIABLES: arrays})
         holds = {*metadata["holds"], *([] if unpositioned else [DATA])}
         return {
             **metadata,
@@ -215,6 +275,7 @@ class Loop(Iterator[T], Generic[T]):
             "data": {**place, "kind": type(self.data).__name__, "drawn": self.data.drawn},
             "constants": self.data.fingerprint,
             "seeds": _block.seeds,
+            "variables": variables,
             "fingerprints": self.fingerprints.name,
             "global_seed": generator is not None,
             "random": seeds.host_random_state(),
@@ -244,6 +305,8 @@ class Loop(Iterator[T], Generic[T]):
                 assign(variables, values[RANDOM])
             seeds.set_host_random_state(saved["random"])
             seeds.set_tensorflow_random_state(saved["tensorflow_random"])
+        values, arrays = saved.get("variables", {}), snapshot.read_part(start.folder, _VARIABLES)
+        self._resumed_variables = {"values": values, "arrays": arrays}
         self.data.drawn = self.step_in_epoch = saved["data"]["drawn"]
         _block.steps, self._is_past = start.step, saved["ended"]
 

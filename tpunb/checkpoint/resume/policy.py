@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +19,7 @@ from tpunb.errors import warn_user
 from tpunb.text import format_error, plain, plural
 from tpunb.training import seeds
 from tpunb.training.fingerprints import Fingerprints
+from tpunb.training.fit_start import ENDS, TOTAL
 from tpunb.training.positions import Positions
 
 
@@ -37,6 +41,10 @@ class Training(Protocol):
     @property
     def data(self) -> _Data:
         """Its data."""
+
+    @property
+    def number(self) -> int:
+        """Number of trainings of its kind before it in the block."""
 
     @property
     def steps(self) -> int:
@@ -68,8 +76,14 @@ class Saving:
     `saved` are those so far, without the removed ones; saving took `seconds`.
     """
 
-    def __init__(self, folder: Path, every: int | None, *, at_phases: bool, keep: int | None) -> None:
+    def __init__(
+        self, folder: Path, every: int | None, *, at_phases: bool, keep: int | None, ends_gb: float = 10.0
+    ) -> None:
         self.folder, self.every, self.at_phases, self.keep = folder, every, at_phases, keep
+        self._ends_folder = folder / f"{ENDS}{os.urandom(4).hex()}"
+        self._ends: dict[str, Any] = {}  # of trainings that have ended: where their last state is, or why it is not
+        self._ends_left = ends_gb * 1e9  # bytes
+        self._totals: dict[str, dict[str, int]] = {}  # by kind of training
         self.saved: list[Checkpoint] = []
         self.seconds = 0.0
         self._phase_began = threading.Event()
@@ -118,6 +132,37 @@ class Saving:
             with signals.spending("checkpoint save", "tpunb"):
                 self._save(fit, replacing=self.saved.pop().path if is_again else None)
 
+    def on_end(self, fit: Training, place: str, *, kept: Path | None = None) -> None:
+        """Keep the state in which a training ends: a resumption that skips the training restores it.
+
+        `place` is its line in the program; `kept` the state, if it is that of a training that was skipped itself.
+        """
+        with signals.spending("checkpoint save", "tpunb"):
+            begun, end = time.perf_counter(), {"place": place, "name": "", "reason": ""}
+            self._ends[str(fit.number)] = end
+            try:
+                if kept is None and self._ends_left <= 0:
+                    raise OSError("the states of ended loops take more than ends_gb allows")
+                if kept is not None and kept.parent.parent != self.folder:
+                    kept = Path(shutil.copytree(kept, self._ends_folder / f"{kept.parent.name[1:]}-{kept.name}"))
+                if kept is None:
+                    one = native.save(self._ends_folder, fit.steps, self._write(fit))
+                    kept, end["reason"] = one.path, one.reason
+                    self._ends_left -= one.size
+                end["name"] = f"{kept.parent.name}/{kept.name}"
+            except Exception as error:  # noqa: BLE001  the training must continue
+                end["reason"] = str(error) if isinstance(error, OSError) else format_error(error)
+                with suppress(OSError):  # others are in it, or it is not there
+                    self._ends_folder.rmdir()
+            self.seconds += time.perf_counter() - begun
+
+    def note_total(self, kind: str, counts: dict[str, int]) -> None:
+        """Note, at the end of the block, how often it trained and how many steps were taken."""
+        self._totals[kind] = counts
+        with suppress(OSError):
+            if self._ends_folder.is_dir():
+                (self._ends_folder / TOTAL).write_text(json.dumps(self._totals))
+
     def _is_due(self, fit: Training) -> bool:
         if self.every is None and not self.at_phases:
             return fit.step_in_epoch == 0
@@ -155,7 +200,8 @@ class Saving:
 
     def _write(self, fit: Training) -> Callable[[Path], dict[str, Any]]:
         """Return a function that writes a checkpoint, and the random state with which the block began."""
-        block = {"block_random": self._random} if self._random else {}
+        block: dict[str, Any] = {"block_random": self._random} if self._random else {}
+        block |= {"ends": self._ends, "ends_folder": self._ends_folder.name}
         return lambda folder: {**fit.write(folder), **block}
 
     def _remove(self, keep: int) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -26,10 +26,12 @@ from tpunb.errors import TpunbError, warn_user
 from tpunb.text import format_error, plural
 from tpunb.torchdata.position import AHEAD, LoaderPass
 from tpunb.training import seeds, torch_state
-from tpunb.training.fingerprints import Diverged, Fingerprints, of_arrays
+from tpunb.training.files import guard
+from tpunb.training.fingerprints import Diverged, Fingerprints, Resumed, of_arrays
 from tpunb.training.fit_start import FitStart
 from tpunb.training.patching import replaced
 from tpunb.training.positions import Positions
+from tpunb.training.program import place_of, user_frame
 from tpunb.training.state import DATA, OPTIMIZER, RANDOM, WEIGHTS, arrays
 
 T = TypeVar("T")
@@ -60,6 +62,7 @@ class Run:
         self.fingerprints = Fingerprints(None if start is None else start.resumed)
         self.step_in_epoch = 0  # 0 at its end
         self.is_beginning = False  # a pass over a DataLoader
+        self.is_skipped = False  # whether it had ended before the checkpoint, and is restored as it ended
         self.passes: dict[int, _Pass] = {}  # the last one over each DataLoader
         self.position: Any = None if start is None else start.metadata["data"]
         self._first = 0 if start is None else start.step
@@ -140,6 +143,8 @@ class Run:
     def restore(self) -> None:
         """Restore what the Trainer's checkpoint lacks, before the first batch of the training is drawn."""
         assert self.start is not None
+        if not self.is_skipped:
+            guard.go_on()
         saved = torch_state.read(self.start.folder / _BESIDE)
         self.set_numbers(saved["numbers"])
         torch_state.restore_beside(self.model, saved["module"])
@@ -352,10 +357,11 @@ class _Lightning(Run):
 class _Block(Block):
     """The trainings of the outermost block."""
 
-    noun = "training"
+    noun, kind = "training", "trainer"
 
     def __init__(self) -> None:
         super().__init__()
+        self.resumed: Resumed | None = None
         self.thread = 0
         self.run: Run | None = None
         self.stack = ExitStack()
@@ -363,7 +369,7 @@ class _Block(Block):
 
     def enter(self) -> None:
         if self.users == 0:
-            self.calls = 0
+            self.calls, self.steps, self.resumed = 0, 0, None
         _install()
 
     def leave(self) -> None:
@@ -444,22 +450,35 @@ def _call(kind: type[Run], given: Callable[..., dict[str, Any]]) -> Callable[...
         __tracebackhide__ = True
         if _block.run is not None:
             return original(trainer, *args, **kwargs)
-        start, number = _block.start, _block.calls
+        start, number, place = _block.start, _block.calls, place_of(user_frame())
         _block.calls += 1
-        if start is not None and number < start.metadata["call"]:
-            return None
+        is_skipped = start is not None and number < start.number
+        if start is not None and is_skipped:
+            if (start := start.end(number)) is None:
+                return None
+            guard.reached_s = start.metadata["time"]
+        elif start is not None:
+            _block.start, _block.resumed = None, start.resumed
         bound = signature(original).bind(trainer, *args, **kwargs)
         if start is not None:
-            _block.start = None
             bound.arguments |= given(original, start)
         _block.thread = get_ident()
         _block.run = run = kind(trainer, number, start)
+        run.is_skipped = is_skipped
         try:
-            for saving in _block.listeners:
+            for saving in () if is_skipped else _block.listeners:
                 saving.on_begin(run)
             value = original(*bound.args, **bound.kwargs)
             run.guarded(run.end)
+            if not is_skipped:
+                guard.go_on()
+                _block.steps = run.steps
+                if _block.resumed is not None:
+                    _block.resumed.compare_end(number, run.steps)
         finally:
+            kept = start.folder if start is not None and is_skipped else None
+            for saving in _block.listeners:
+                run.guarded(partial(saving.on_end, kept=kept), run, place)
             _block.run = None
         return value
 
