@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import atexit
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from tpunb.errors import TpunbError
 from tpunb.profiler.limits import LIMITS
@@ -67,18 +69,18 @@ class _Jax:
 class _TensorFlow:
     def __init__(self) -> None:
         profiler = import_module("tensorflow.python.profiler.internal._pywrap_profiler")
-        self._session, self._folder = profiler.ProfilerSession(), TemporaryDirectory(prefix="tpunb-")
-        try:
-            self._session.start(self._folder.name, {})  # its defaults; 2.21 takes no numbers, and warns of each
-        except BaseException:
-            self._folder.cleanup()
-            raise
+        self._session, self._folder = profiler.ProfilerSession(), Path(gettempdir(), f"tpunb-{uuid4().hex}")
+        self._session.start(str(self._folder), {})  # its defaults; 2.21 takes no numbers, and warns of each
 
     def collect(self) -> bytes:
-        with self._folder as folder:
-            self._session.export_to_tb()  # `stop` returns no XSpace
-            (path,) = Path(folder).rglob("*.xplane.pb")
+        try:
+            self._folder.mkdir(0o700)
+            self._session.export_to_tb()
+            (path,) = self._folder.rglob("*.xplane.pb")
             return path.read_bytes()
+        finally:
+            self._session.stop()  # which returns no XSpace: where there can be no folder, it would go on
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 _SESSIONS: dict[str, Callable[[], Any]] = {"jax": _Jax, "tensorflow": _TensorFlow}
@@ -95,9 +97,12 @@ def window(framework: str, seconds: float, between: BetweenSteps, stopped: threa
     session = _call(framework, _SESSIONS[framework], between, stopped)
     _open.append(session)
     stopped.wait(seconds)
-    data: bytes = _call(framework, session.collect, between, stopped)
-    _open.remove(session)
-    return data
+
+    def end() -> bytes:
+        _open.remove(session)
+        return bytes(session.collect())
+
+    return _call(framework, end, between, stopped)
 
 
 def programs_of_jax(between: BetweenSteps, stopped: threading.Event) -> bytes:
