@@ -17,6 +17,7 @@ import pytest
 from capture_loops import steps_of, wait_more
 from profiler_server import address_of_tensorflow
 from recorded_runs import JAX
+from stand_in import StandIn
 from warm_python import warm_python
 
 import tpunb as tp
@@ -382,6 +383,36 @@ def test_a_tensorboard_callback_in_a_captured_fit_gets_its_profile(tf, tmp_path,
         model.fit(*rows, batch_size=8, verbose=0, callbacks=[board])
     assert len(files(tmp_path / "board")) == 1
     assert steps_of(run) == list(range(8))
+
+
+@pytest.mark.live
+def test_the_programs_profiler_waits_for_a_request_of_programs(tmp_path):
+    asked, answer, began = threading.Event(), threading.Event(), []
+
+    class Source(StandIn):
+        def programs(self):
+            asked.set()
+            answer.wait()
+            began.append("answered")
+            return b""
+
+    def begin():
+        run._session.on_profiler_start("jax")
+        began.append("began")
+
+    with tp.capture(tmp_path / "run", source=Source()) as run:
+        request = threading.Thread(target=run._session._request_programs)
+        request.start()
+        asked.wait()
+        users = threading.Thread(target=begin)
+        users.start()
+        while run._session._other_profiler is None:
+            pass
+        users.join(0.2)
+        answer.set()
+        request.join()
+        users.join()
+    assert began == ["answered", "began"]
 
 
 # -- afterwards, and frameworks that come later ----------------------------------------------------------------------
