@@ -203,7 +203,7 @@ def test_a_forked_process_does_not_wait_for_a_thread_that_it_lacks(monkeypatch):
 @pytest.mark.live
 def test_a_window_of_tensorflow_without_a_place_for_it_fails_and_ends_its_session(monkeypatch, tmp_path):
     tf.ones(3)
-    with monkeypatch.context() as patch, pytest.raises(TpunbError, match="^the profiler of tensorflow failed: "):
+    with monkeypatch.context() as patch, pytest.raises(TpunbError, match=r"^the profiler of tensorflow failed: "):
         patch.setattr(xla_sessions, "gettempdir", lambda: str(tmp_path / "missing"))
         xla_sessions.window("tensorflow", 0.0, BetweenSteps(), threading.Event())
     assert xla_sessions._open == []
