@@ -87,13 +87,7 @@ _SESSIONS: dict[str, Callable[[], Any]] = {"jax": _Jax, "tensorflow": _TensorFlo
 
 
 def window(framework: str, seconds: float, between: BetweenSteps, stopped: threading.Event) -> bytes:
-    """Profile for `seconds`, or until `stopped`, and return the XSpace; of TensorFlow it holds the compiled programs.
-
-    Raises
-    ------
-    TpunbError
-        If another session profiles; on a GPU, if no step begins or ends.
-    """
+    """Profile for `seconds`, or until `stopped`, and return the XSpace; of TensorFlow it holds the compiled programs."""
     session = _call(framework, _SESSIONS[framework], between, stopped)
     _open.append(session)
     stopped.wait(seconds)
@@ -106,7 +100,7 @@ def window(framework: str, seconds: float, between: BetweenSteps, stopped: threa
 
 
 def programs_of_jax(between: BetweenSteps, stopped: threading.Event) -> bytes:
-    """Return an XSpace without events that holds the compiled programs of JAX; raises as `window`."""
+    """Return an XSpace without events that holds the compiled programs of JAX."""
     return _call("jax", lambda: _Jax(programs=True).collect(), between, stopped)
 
 
