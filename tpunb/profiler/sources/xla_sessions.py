@@ -87,7 +87,7 @@ _SESSIONS: dict[str, Callable[[], Any]] = {"jax": _Jax, "tensorflow": _TensorFlo
 
 
 def window(framework: str, seconds: float, between: BetweenSteps, stopped: threading.Event) -> bytes:
-    """Profile for `seconds`, or until `stopped`, and return the XSpace; of TensorFlow it holds the compiled programs."""
+    """Profile for `seconds`, or until `stopped`; return the XSpace, which for TensorFlow holds compiled programs."""
     session = _call(framework, _SESSIONS[framework], between, stopped)
     _open.append(session)
     stopped.wait(seconds)
