@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import grpc
 import pytest
+from profiler_server import address_of_tensorflow
 
 from tpunb.errors import TpunbError
 from tpunb.profiler import service_client
@@ -209,11 +210,9 @@ def test_ipv6_works():
 
 @pytest.mark.live
 def test_the_profiler_server_of_a_framework_is_a_worker():
-    pytest.importorskip("tensorflow")
     from tpunb.io import xplane
-    from tpunb.profiler.sources.local import serve
 
-    source = Address(serve("tensorflow"))
+    source = Address(address_of_tensorflow())
     source.start()
     with ThreadPoolExecutor(1) as pool:
         window = pool.submit(source.window, 60)

@@ -1,5 +1,7 @@
 """Buffers of programs: XLA's own sizes, and whose result each buffer holds."""
 
+import threading
+
 import polars as pl
 import pytest
 from examples import examples
@@ -61,8 +63,8 @@ def test_sizes_are_those_of_xlas_memory_analysis(own_name):
     import jax.numpy as jnp
 
     from tpunb.io import xplane
-    from tpunb.profiler.service_client import ProfilerClient
-    from tpunb.profiler.sources.local import serve
+    from tpunb.profiler.sources.between_steps import BetweenSteps
+    from tpunb.profiler.sources.xla_sessions import programs_of_jax
 
     def loss(params, x):
         for weights in params:
@@ -86,11 +88,8 @@ def test_sizes_are_those_of_xlas_memory_analysis(own_name):
         f"jit_{scanned.__name__}": jax.jit(scanned).lower(x).compile(),
         f"jit_{donated.__name__}": jax.jit(donated, donate_argnums=0).lower(x).compile(),
     }
-    client = ProfilerClient(serve("jax"))
-    held = {
-        name: (program, proto) for program, (name, proto) in xplane.programs(client.programs("s"), source="").items()
-    }
-    client.close()
+    data = programs_of_jax(BetweenSteps(), threading.Event())
+    held = {name: (program, proto) for program, (name, proto) in xplane.programs(data, source="").items()}
     for name, executable in compiled.items():
         program, proto = held[next(each for each in held if each.startswith(name))]
         rows = programs.buffers_of(proto, pl.Series([program], dtype=pl.Int64)).unique("allocation")

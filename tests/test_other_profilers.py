@@ -15,15 +15,18 @@ from pathlib import Path
 
 import pytest
 from capture_loops import steps_of, wait_more
+from profiler_server import address_of_tensorflow
 from recorded_runs import JAX
+from stand_in import StandIn
 from warm_python import warm_python
 
 import tpunb as tp
+from tpunb.errors import TpunbError
 from tpunb.profiler import other_profilers
 from tpunb.profiler.capture import Schedule
 from tpunb.profiler.other_profilers import ProfilerArbiter
-from tpunb.profiler.service_client import ProfilerClient, ServiceError
-from tpunb.profiler.sources import local
+from tpunb.profiler.sources import xla_sessions
+from tpunb.profiler.sources.between_steps import BetweenSteps
 from tpunb.training.patching import ImportHook
 
 ROUNDS = 3
@@ -32,15 +35,13 @@ ROUNDS = 3
 class Windows:
     """Real windows of this process, one right after another, with the callbacks of a capture."""
 
-    def __init__(self, address):
-        self.address, self.guest, self.told = address, None, []
-        self._client = ProfilerClient(address)
-        self._watching, self._ended = threading.Event(), threading.Event()
+    def __init__(self, framework):
+        self.framework, self.guest, self.told = framework, None, []
+        self._watching, self._ended, self._stopped = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self.came = 0
 
     def __enter__(self):
-        self._client.wait_ready(60)
         self._thread.start()
         return self
 
@@ -49,50 +50,52 @@ class Windows:
         self.on_profiler_start("the test")
         self._thread.join(60)
         assert not self._thread.is_alive()
-        self._client.close()
 
     def _watch(self):
         while not self._ended.is_set():
             self._watching.set()
+            self._stopped.clear()
             try:
                 if self.guest is None:
-                    self.came += len(self._client.window(30, "ours")) > 0
-            except ServiceError:
-                pass  # the probe was first
+                    self.came += len(xla_sessions.window(self.framework, 30, BetweenSteps(), self._stopped)) > 0
+            except TpunbError:
+                pass  # another was first
             finally:
                 self._watching.clear()
             self._ended.wait(0.01)
 
     def on_profiler_start(self, who):
+        if threading.current_thread() is self._thread:
+            return
         self.told.append(who)
         self.guest = who
         while self._watching.is_set():
-            self._client.terminate("ours")
+            self._stopped.set()
             time.sleep(0.02)
 
     def on_profiler_stop(self):
-        self.told.append("go on")
-        self.guest = None
+        if threading.current_thread() is not self._thread:
+            self.told.append("go on")
+            self.guest = None
 
     def wait_running(self):
-        """Wait until a window has the profiler: another one is refused."""
-        probe, end = ProfilerClient(self.address), time.monotonic() + 60
-        try:
-            while time.monotonic() < end:
-                probe.window(0.001, "probe")
-        except ServiceError as error:
-            if "Another profiling session" not in str(error):
-                raise
-        else:
-            raise AssertionError("no window began")
-        finally:
-            probe.close()
+        """Wait until a window has the profiler."""
+        end = time.monotonic() + 60
+        while not ENABLED[self.framework]():
+            assert time.monotonic() < end, "no window began"
+            time.sleep(0.01)
+
+
+ENABLED = {  # whether a session records
+    "tensorflow": lambda: import_module("tensorflow.python.profiler.internal._pywrap_traceme").traceme_enabled(),
+    "jax": lambda: import_module("jax").profiler.TraceAnnotation.is_enabled(),
+}
 
 
 @contextmanager
 def watched(framework):
     with (
-        Windows(local.serve(framework)) as windows,
+        Windows(framework) as windows,
         ProfilerArbiter(windows.on_profiler_start, windows.on_profiler_stop),
     ):
         yield windows
@@ -201,7 +204,7 @@ def test_a_client_in_the_program_gets_its_trace_while_windows_run(tf, tmp_path):
     try:
         with watched("tensorflow") as windows:
             windows.wait_running()
-            tf.profiler.experimental.client.trace(f"grpc://{windows.address}", str(tmp_path), 500)
+            tf.profiler.experimental.client.trace(f"grpc://{address_of_tensorflow()}", str(tmp_path), 500)
             windows.wait_running()
     finally:
         done.set()
@@ -212,14 +215,15 @@ def test_a_client_in_the_program_gets_its_trace_while_windows_run(tf, tmp_path):
 @pytest.mark.live
 def test_refused_start_leaves_no_session(tf, tmp_path):
     events = []
-    with Windows(local.serve("tensorflow")) as windows, arbitrating(events):
+    with Windows("tensorflow") as windows:
         windows.wait_running()
-        with pytest.raises(tf.errors.AlreadyExistsError, match="Another profiler is running"):
+        with arbitrating(events):
+            with pytest.raises(tf.errors.AlreadyExistsError, match="Another profiler is running"):
+                tf.profiler.experimental.start(str(tmp_path))
+            windows.on_profiler_start("the test")
+            assert events == ["tensorflow", "go on"]
             tf.profiler.experimental.start(str(tmp_path))
-        windows.on_profiler_start("the test")
-        assert events == ["tensorflow", "go on"]
-        tf.profiler.experimental.start(str(tmp_path))
-        tf.profiler.experimental.stop()
+            tf.profiler.experimental.stop()
     assert len(files(tmp_path)) == 1
 
 
@@ -291,15 +295,16 @@ def test_traces_of_jax_get_their_file_each_time_while_windows_run(jax, tmp_path)
 @pytest.mark.live
 def test_jax_trace_that_never_began_leaves_no_session(jax, tmp_path):
     events = []
-    with Windows(local.serve("jax")) as windows, arbitrating(events):
+    with Windows("jax") as windows:
         windows.wait_running()
-        jax.profiler.start_trace(str(tmp_path / "refused"))
-        with pytest.raises(RuntimeError, match="Another profiling session"):
-            jax.profiler.stop_trace()
-        windows.on_profiler_start("the test")
-        assert events == ["jax", "go on"]
-        with jax.profiler.trace(str(tmp_path / "later")):
-            pass
+        with arbitrating(events):
+            jax.profiler.start_trace(str(tmp_path / "refused"))
+            with pytest.raises(RuntimeError, match="Another profiling session"):
+                jax.profiler.stop_trace()
+            windows.on_profiler_start("the test")
+            assert events == ["jax", "go on"]
+            with jax.profiler.trace(str(tmp_path / "later")):
+                pass
     assert len(files(tmp_path / "later")) == 1
 
 
@@ -378,6 +383,36 @@ def test_a_tensorboard_callback_in_a_captured_fit_gets_its_profile(tf, tmp_path,
         model.fit(*rows, batch_size=8, verbose=0, callbacks=[board])
     assert len(files(tmp_path / "board")) == 1
     assert steps_of(run) == list(range(8))
+
+
+@pytest.mark.live
+def test_the_programs_profiler_waits_for_a_request_of_programs(tmp_path):
+    asked, answer, began = threading.Event(), threading.Event(), []
+
+    class Source(StandIn):
+        def programs(self):
+            asked.set()
+            answer.wait()
+            began.append("answered")
+            return b""
+
+    def begin():
+        run._session.on_profiler_start("jax")
+        began.append("began")
+
+    with tp.capture(tmp_path / "run", source=Source()) as run:
+        request = threading.Thread(target=run._session._request_programs)
+        request.start()
+        asked.wait()
+        users = threading.Thread(target=begin)
+        users.start()
+        while run._session._other_profiler is None:
+            pass
+        users.join(0.2)
+        answer.set()
+        request.join()
+        users.join()
+    assert began == ["answered", "began"]
 
 
 # -- afterwards, and frameworks that come later ----------------------------------------------------------------------

@@ -5,7 +5,6 @@ import sys
 import threading
 import types
 from contextlib import nullcontext
-from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -13,13 +12,12 @@ from optional import lazy
 from recorded_runs import JAX
 from warm_python import warm_python
 
-from tpunb.errors import CaptureBusy, MissingExtra, TpunbError
+from tpunb.errors import MissingExtra, TpunbError
 from tpunb.frames.hardware import this_cpu
 from tpunb.io import xplane
-from tpunb.profiler.service_client import ServiceError
 from tpunb.profiler.sources import frameworks, local
 from tpunb.profiler.sources.frameworks import in_use
-from tpunb.profiler.sources.local import Local, serve
+from tpunb.profiler.sources.local import Local
 
 tf = lazy("tensorflow")
 needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
@@ -30,14 +28,6 @@ def run(code, python):
     """Run a program of its own; what it prints."""
     seen = subprocess.run([*python, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     return seen.stdout.split()
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("framework", ["tensorflow", "jax"])
-def test_a_server_is_opened_once_a_process(framework):
-    pytest.importorskip(framework)
-    assert serve(framework) == serve(framework)
-    assert serve(framework).startswith("127.0.0.1:")
 
 
 @pytest.mark.live
@@ -64,7 +54,6 @@ import sys, jax, jax.numpy as jnp
 from tpunb.profiler.sources.frameworks import in_use
 from tpunb.profiler.sources.local import Local
 from tpunb.io import xplane
-from tpunb.profiler.service_client import ServiceError
 print(*in_use() or ['None'], sep='+')
 jnp.ones(3).sum().block_until_ready()
 print(*in_use() or ['None'], sep='+')
@@ -171,16 +160,6 @@ def test_without_any_framework_the_extras_are_named(monkeypatch):
 
 
 @pytest.mark.live
-def test_silent_server_raises_and_is_not_kept(monkeypatch):
-    monkeypatch.setattr(local, "_servers", {})
-    monkeypatch.setattr(local, "LIMITS", replace(local.LIMITS, ready_s=0.3))
-    monkeypatch.setitem(local._open, "tensorflow", lambda port: None)
-    with pytest.raises(CaptureBusy, match="no profiler service answered"):
-        serve("tensorflow")
-    assert local._servers == {}
-
-
-@pytest.mark.live
 @needs_jax
 def test_a_window_of_jax_and_one_of_the_programs_own_server_do_not_meet():
     code = """
@@ -239,40 +218,3 @@ step = jax.jit(lambda x: x @ x)
 print(profiled(lambda: step(jnp.ones((9, 9))), "jax"))
 """
     assert run(code, warm_python()) == ["tensorflow", "jax"]
-
-
-class Client:
-    """A service that is busy for some calls."""
-
-    def __init__(self, busy):
-        self.busy, self.sessions = busy, []
-
-    def window(self, seconds, session):
-        self.sessions.append(session)
-        if len(self.sessions) in self.busy:
-            raise ServiceError("Another profiling session active.", code="INTERNAL")
-        return b"traced"
-
-
-@pytest.mark.parametrize(
-    ("busy", "expected"),
-    [
-        ((), ["traced", "traced"]),
-        ((1,), ["traced", "traced"]),
-        ((1, 2), ["busy", "traced"]),
-        ((2,), ["traced", "busy"]),
-    ],
-)
-def test_first_window_is_retried_beside_an_unknown_session(monkeypatch, busy, expected):
-    client = Client(busy)
-    monkeypatch.setattr(local, "in_use", lambda: ("tensorflow",))
-    monkeypatch.setattr(local, "LIMITS", replace(local.LIMITS, busy_retry_s=0.0))
-    monkeypatch.setattr(Local, "_client", lambda self, framework: client)
-    source, seen = Local(), []
-    for _ in range(2):
-        try:
-            seen.append(source.window(0.01).decode())
-        except TpunbError as error:
-            seen.append("busy" if "Another profiling session" in str(error) else str(error))
-    assert seen == expected
-    assert len({*client.sessions}) == len(client.sessions)  # each has a name of its own

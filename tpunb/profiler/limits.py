@@ -117,7 +117,7 @@ class Limits:
     worker_terminate_s: float = 2.0  # of `stop` for the workers; chosen
     worker_rest_s: float = 60.0  # longest between two requests of a worker that fails; chosen
     jax_rest_windows: int = 8  # left to TensorFlow after one in which JAX computed nothing; chosen
-    busy_retry_s: float = 0.5  # beyond a window's length, until an unknown session must have ended; chosen
+    exit_s: float = 10.0  # of the interpreter's end for a profiler that collects a window; chosen
     largest_trace: int = 16_000_000  # bytes of a window of PyTorch: half a second of the thread that trains; measured
     fewest_steps: int = 5  # of it, which may make it larger; chosen
     boundary_s: float = 5.0  # after the end of a window of PyTorch, for the next boundary of steps; chosen

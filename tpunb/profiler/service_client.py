@@ -11,8 +11,6 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-import grpc
-
 from tpunb.profiler.limits import LIMITS
 
 _SERVICE = "/tensorflow.ProfilerService"
@@ -82,6 +80,8 @@ class ProfilerClient:
     """Client of the profiler service at ``host:port``, with or without ``grpc://``."""
 
     def __init__(self, address: str) -> None:
+        import grpc  # only for workers: a capture of this process needs none
+
         options = [
             ("grpc.max_receive_message_length", -1),  # 4 MB by default; a window is easily ten times that
             ("grpc.enable_http_proxy", 0),
@@ -95,6 +95,8 @@ class ProfilerClient:
         self, name: str, request: Any, timeout: float, late: tuple[float, Callable[[], None]] | None = None
     ) -> Any:
         """Call the service; if it has not answered after some seconds, `late` also calls a function then."""
+        import grpc
+
         kinds = messages()
         call = self._channel.unary_unary(
             f"{_SERVICE}/{name}",
@@ -116,6 +118,8 @@ class ProfilerClient:
 
     def wait_ready(self, timeout: float) -> None:
         """Wait until the service accepts calls; raise `ServiceError` after `timeout` seconds."""
+        import grpc
+
         ready = grpc.channel_ready_future(self._channel)
         try:
             ready.result(timeout=timeout)

@@ -349,10 +349,15 @@ class CaptureSession:
         """Return an XSpace with all compiled programs of this process, empty if there is none now."""
         begun_s, begun_ns = time.monotonic(), time.time_ns()
         data = b""
-        if hasattr(self.source, "programs") and self._other_profiler is None:
-            with suppress(TpunbError):  # another session may profile
-                data = self.source.programs()
-            self.recorder.spend("request of programs", begun_ns)
+        if hasattr(self.source, "programs"):
+            self._tracing.set()  # `on_profiler_start` waits for it, too
+            try:
+                if self._other_profiler is None:
+                    with suppress(TpunbError):  # another session may profile
+                        data = self.source.programs()
+                    self.recorder.spend("request of programs", begun_ns)
+            finally:
+                self._tracing.clear()
         self._programs_rest_s = max(LIMITS.programs_s, 100 * (time.monotonic() - begun_s))  # 1 % of the time at most
         return data
 
