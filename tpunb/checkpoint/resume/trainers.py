@@ -12,7 +12,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import wraps
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -28,7 +27,7 @@ from tpunb.torchdata.position import AHEAD, LoaderPass
 from tpunb.training import seeds, torch_state
 from tpunb.training.fingerprints import Diverged, Fingerprints, of_arrays
 from tpunb.training.fit_start import FitStart
-from tpunb.training.patching import replaced
+from tpunb.training.patching import around, replaced, wrapped
 from tpunb.training.positions import Positions
 from tpunb.training.state import DATA, OPTIMIZER, RANDOM, WEIGHTS, arrays
 
@@ -421,8 +420,7 @@ def _install() -> None:
 
 def _around(stack: ExitStack, owner: Any, name: str, hook: Callable[..., Any]) -> None:
     """Call ``hook(original, ...)`` in place of a function of a class or a module."""
-    original = getattr(owner, name)
-    stack.enter_context(replaced(owner, name, wraps(original)(lambda *args, **kwargs: hook(original, *args, **kwargs))))
+    stack.enter_context(wrapped(owner, name, around(hook)))
 
 
 def _iterate(original: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
