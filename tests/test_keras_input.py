@@ -219,7 +219,7 @@ def test_the_iterator_of_an_epoch_outlives_its_replacement():
             return 0, 1, self.data
 
     clock = StepClock(annotation)
-    epochs, draw = Epochs(), timed(Epochs.__next__, clock, lambda: "train")
+    epochs, draw = Epochs(), timed(clock, lambda: "train", Epochs.__next__)
     draw(epochs)
     alive = weakref.ref(epochs.data)
     epochs.data = Data()

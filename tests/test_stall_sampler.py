@@ -246,6 +246,9 @@ def test_while_it_runs_threads_give_up_the_lock_soon_unless_the_program_has_set_
         assert sys.getswitchinterval() == before
         interval(lambda: sys.setswitchinterval(0.002))
         assert sys.getswitchinterval() == pytest.approx(0.002)
+        sys.setswitchinterval(LIMITS.switch_s / 2)
+        interval(lambda: sys.setswitchinterval(LIMITS.switch_s))
+        assert sys.getswitchinterval() == pytest.approx(LIMITS.switch_s)
     finally:
         sys.setswitchinterval(before)
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
@@ -359,3 +360,21 @@ print(len(steps), len(steps.full()) > 20, "aten::addmm" in set(steps.full().ops[
 """
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.split() == ["2000", "True", "True"]
+
+
+def test_filters_of_warnings_that_the_program_sets_while_a_window_waits_stay(monkeypatch):
+    install(monkeypatch)
+    source = tp.sources.Torch()
+    source.boundary()
+    with warnings.catch_warnings(record=True) as seen, ThreadPoolExecutor(1) as pool:
+        warnings.simplefilter("always")
+        window = pool.submit(source.window, 0.01)
+        while not source.is_due:
+            time.sleep(0.001)
+        warnings.warn("of the program", UserWarning, stacklevel=1)
+        warnings.filterwarnings("ignore", message="tiresome")
+        while not window.done():
+            source.boundary()
+            time.sleep(0.001)
+        assert "tiresome" in str(warnings.filters[0])
+    assert [str(each.message) for each in seen] == ["of the program"]

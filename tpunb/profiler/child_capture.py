@@ -72,7 +72,7 @@ class FrameworkFinder:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
         """Return the spec that the finders behind have for a framework, with a loader that reports its import."""
-        if name not in FRAMEWORKS:
+        if name not in FRAMEWORKS or self not in sys.meta_path:  # the program may call it in a finder of its own
             return None
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :]  # finders before this one may ask it again
         others = (getattr(finder, "find_spec", None) for finder in behind)

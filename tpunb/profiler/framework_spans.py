@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 from tpunb.profiler.keras import running_method
@@ -19,7 +19,7 @@ from tpunb.profiler.sources.frameworks import loaded
 from tpunb.profiler.step_clock import NEW_FUNCTION, StepClock
 from tpunb.signals import Spent
 from tpunb.text import cut, plain
-from tpunb.training.patching import replaced
+from tpunb.training.patching import Hook, wrapped
 
 _SAVES, _RESTORES, _EVALUATES = "checkpoint save", "checkpoint restore", "evaluation"
 _FILES: dict[str, dict[str | None, dict[str, str]]] = {
@@ -76,7 +76,8 @@ class FrameworkSpans:
         return self
 
     def __exit__(self, *_: object) -> None:
-        gc.callbacks.remove(self._on_collection)
+        with suppress(ValueError):  # the program has removed it
+            gc.callbacks.remove(self._on_collection)
         with self._lock:
             self._open = False
         self._stack.close()
@@ -95,32 +96,33 @@ class FrameworkSpans:
             module.monitoring.register_event_duration_secs_listener(self._on_event)
             self._stack.callback(_unregister, module, self._on_event)
         elif name == _TRACING:
-            self._replace(module, "_create_concrete_function", self._timed_trace)
+            self._wrap(module, "_create_concrete_function", self._timed_trace)
         elif name == _HANDLER:
-            self._replace(module.CallbackHandler, "call_event", self._timed_callbacks)
+            self._wrap(module.CallbackHandler, "call_event", self._timed_callbacks)
         elif name == _PROFILER:
-            self._replace(module.Profiler, "profile", self._timed_hook)
+            self._wrap(module.Profiler, "profile", self._timed_hook)
         else:
             for owner, functions in _FILES[name].items():
                 for function, account in functions.items():
                     place = module if owner is None else getattr(module, owner, None)
                     if place is not None:
-                        self._replace(place, function, partial(self._timed, account))
+                        hook = partial(self._timed, account, f"{owner}.{function}" if owner else function)
+                        self._wrap(place, function, hook)
 
-    def _replace(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        if (original := getattr(owner, name, None)) is not None:
-            self._stack.enter_context(replaced(owner, name, wraps(original)(wrapper(original))))
+    def _wrap(self, owner: Any, name: str, hook: Hook) -> None:
+        if getattr(owner, name, None) is not None:
+            self._stack.enter_context(wrapped(owner, name, hook))
 
-    def _timed(self, account: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, account: str, detail: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def function(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            ours = sys._getframe(1).f_globals.get("__name__") == _POSITION
-            if original.__qualname__ == "AsyncCheckpointer.save":
+            ours = sys._getframe(2).f_globals.get("__name__") == _POSITION
+            if detail == "AsyncCheckpointer.save":
                 self._clock.metadata["saves"] = "background"
             # of functions that call each other, the outer one is what the program does
             if ours or not self._clock.trains_here or self._clock.is_in(account):
                 return original(*args, **kwargs)
-            with self._clock.within(account, original.__qualname__):
+            with self._clock.within(account, detail):
                 return original(*args, **kwargs)
 
         return function
@@ -246,4 +248,5 @@ def _unregister(jax: Any, listener: Callable[..., None]) -> None:
     public = getattr(jax.monitoring, "unregister_event_duration_listener", None)
     private = getattr(sys.modules.get("jax._src.monitoring"), "_unregister_event_duration_listener_by_callback", None)
     if (unregister := public or private) is not None:
-        unregister(listener)
+        with suppress(AssertionError, ValueError):  # the program has removed all
+            unregister(listener)

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import cache, wraps
+from functools import cache, partial
 from time import time_ns
 from types import GeneratorType
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from tpunb.profiler.step_clock import StepClock
 from tpunb.signals import Spent
 from tpunb.training.graph_work import step_flops
-from tpunb.training.patching import replaced
+from tpunb.training.patching import wrapped
 
 _KINDS = {"train": "train", "test": "eval", "predict": "predict"}  # Keras' word in the names of hooks: kind of step
 _METHODS = {"fit": ("train", "fit"), "evaluate": ("eval", "evaluation"), "predict": ("predict", "fit")}
@@ -52,8 +52,7 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
     import keras
     from keras.src.trainers.epoch_iterator import EpochIterator
 
-    def hook(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-        @wraps(original)
+    def hook(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
             if timing.hook is not None:  # within another, whose time it is
                 return original(self, *args, **kwargs)
@@ -69,11 +68,10 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
 
         return patched
 
-    def batch_hook(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def batch_hook(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         kind, begins = _KINDS[name.split("_")[1]], name.endswith("begin")
-        timed = hook(original, name)
+        timed = hook(name, original)
 
-        @wraps(original)
         def patched(self: Any, batch: Any, logs: Any = None) -> None:
             if begins:
                 clock.begin_batch(kind, ANEW)
@@ -94,10 +92,7 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
         with suppress(TypeError):  # arguments that Keras is about to refuse
             clock.metadata = keras_metadata(model, *args[:3], **kwargs)
 
-    def method(original: Callable[..., Any]) -> Callable[..., Any]:
-        name = original.__name__
-
-        @wraps(original)
+    def method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             done = False
@@ -128,11 +123,10 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
 
         return patched
 
-    def file(original: Callable[..., Any], account: str) -> Callable[..., Any]:
-        @wraps(original)
+    def file(name: str, account: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            with clock.within(account, f"{type(self).__name__}.{original.__name__}"):
+            with clock.within(account, f"{type(self).__name__}.{name}"):
                 return original(self, *args, **kwargs)
 
         return patched
@@ -145,17 +139,15 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
     with ExitStack() as stack:
         for name in _HOOKS:
             patch = batch_hook if "_batch_" in name else hook
-            stack.enter_context(replaced(hooks, name, patch(getattr(hooks, name), name)))
+            stack.enter_context(wrapped(hooks, name, partial(patch, name)))
         for name in _METHODS:
-            stack.enter_context(replaced(keras.Model, name, method(getattr(keras.Model, name))))
+            stack.enter_context(wrapped(keras.Model, name, partial(method, name)))
         for name, account in _FILES.items():
-            stack.enter_context(replaced(keras.Model, name, file(getattr(keras.Model, name), account)))
+            stack.enter_context(wrapped(keras.Model, name, partial(file, name, account)))
         for iterator in (EpochIterator, *EpochIterator.__subclasses__()):
             if "__next__" in vars(iterator):
-                turn = timed(iterator.__next__, clock, kind)
-                stack.enter_context(replaced(iterator, "__next__", turn))
-            catch = ended(iterator.catch_stop_iteration)
-            stack.enter_context(replaced(iterator, "catch_stop_iteration", catch))
+                stack.enter_context(wrapped(iterator, "__next__", partial(timed, clock, kind)))
+            stack.enter_context(wrapped(iterator, "catch_stop_iteration", ended))
         stack.callback(timing.end)
         yield
 
@@ -302,7 +294,7 @@ _FLAT = "_tpunb_flat"
 _PYTHON = (GeneratorType, map, zip)  # batches that a train function draws itself
 
 
-def timed(original: Callable[[Any], Any], clock: StepClock, kind: Callable[[], str | None]) -> Callable[[Any], Any]:
+def timed(clock: StepClock, kind: Callable[[], str | None], original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return ``EpochIterator.__next__`` so that it begins a step and records its wait for data."""
 
     def draw(epochs: Any) -> Any:
@@ -314,7 +306,6 @@ def timed(original: Callable[[Any], Any], clock: StepClock, kind: Callable[[], s
             setattr(epochs, _LAST, data)
         return first, last, data
 
-    @wraps(original)
     def turn(epochs: Any) -> Any:
         running = kind()
         if running is None:  # the iterator of another loop
@@ -439,7 +430,6 @@ def _drawn() -> type[Any]:
 def ended(original: Callable[[Any], AbstractContextManager[None]]) -> Callable[[Any], AbstractContextManager[None]]:
     """Return ``catch_stop_iteration`` so that it knows the end of the data: of TensorFlow's, a batch without value."""
 
-    @wraps(original)
     @contextmanager
     def catch(epochs: Any) -> Iterator[None]:
         with original(epochs):

@@ -19,7 +19,7 @@ from typing import Any
 
 from tpunb.errors import warn_user
 from tpunb.profiler.sources.frameworks import loaded
-from tpunb.training.patching import ImportHook
+from tpunb.training.patching import on_import, replaced, wrapped
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,7 @@ class ProfilerArbiter:
 
     def __enter__(self) -> ProfilerArbiter:
         self._active = True
-        hook = ImportHook({framework.name: partial(self._patch, framework) for framework in _FRAMEWORKS})
-        sys.meta_path.insert(0, hook)
-        self._undo.callback(hook.exit)
+        self._undo.enter_context(on_import({each.name: partial(self._patch, each) for each in _FRAMEWORKS}))
         self.patch_loaded()
         return self
 
@@ -125,6 +123,7 @@ class ProfilerArbiter:
         with self._lock:
             self._active = False
             self._undo.close()
+            self._on_start, self._on_stop = lambda _: None, lambda: None  # the program may keep a patched class
 
     def patch_loaded(self) -> None:
         """Patch frameworks whose import was in progress when the block began."""
@@ -139,23 +138,16 @@ class ProfilerArbiter:
             self._patched.add(framework.name)
             binding = framework.sessions()
             if binding is not None:
-                self._replace(binding, "ProfilerSession", self._session(framework, binding.ProfilerSession))
+                patched = self._session(framework, binding.ProfilerSession)
+                self._undo.enter_context(replaced(binding, "ProfilerSession", patched))
             else:
                 self._replace_functions(framework)
             client = sys.modules.get(framework.client)
-            if callable(trace := getattr(client, "trace", None)):
-                patched = self._reporting(trace, framework, lambda args: object(), begins=True, ends=True)
-                self._replace(client, "trace", patched)
+            if callable(getattr(client, "trace", None)):
+                self._wrap(client, "trace", framework, lambda args: object(), begins=True, ends=True)
 
-    def _replace(self, holder: Any, name: str, new: Any) -> None:
-        original = getattr(holder, name)
-
-        def restore() -> None:
-            if getattr(holder, name, None) is new:  # else the program has replaced the patch
-                setattr(holder, name, original)
-
-        setattr(holder, name, new)
-        self._undo.callback(restore)
+    def _wrap(self, holder: Any, name: str, framework: _Framework, key_of: Any, **role: bool) -> None:
+        self._undo.enter_context(wrapped(holder, name, lambda each: self._reporting(each, framework, key_of, **role)))
 
     def _session(self, framework: _Framework, original: type) -> type:
         """Return a subclass of sessions that reports when they begin and end."""
@@ -182,12 +174,11 @@ class ProfilerArbiter:
                 start, stop = getattr(users, framework.start), getattr(users, framework.stop)
         except AttributeError:
             return  # a version without a profiler
-        roles: list[tuple[Any, dict[str, bool]]] = [(start, {"begins": True}), (stop, {"ends": True})]
-        for function, role in roles:
-            name, patched = function.__name__, self._reporting(function, framework, lambda args: framework.name, **role)
+        for function, role in ((start, "begins"), (stop, "ends")):
+            name = function.__name__
             for holder in (users, sys.modules.get(function.__module__)):
                 if getattr(holder, name, None) is function:
-                    self._replace(holder, name, patched)
+                    self._wrap(holder, name, framework, lambda args: framework.name, **{role: True})
 
     def _reporting(
         self,

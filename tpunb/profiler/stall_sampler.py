@@ -187,7 +187,7 @@ class StallSampler:
         self.loops: set[CodeType] = set()  # functions that a loop is in, whose generators do not prepare its batches
         self._sampled_ns, self._sampled, self._stands_for = 0, 0, 1
         self._looks: dict[tuple[object, ...], tuple[list[CodeType], _Described]] = {}  # by place, codes, instructions
-        self._interval_s = 0.0
+        self._interval_s = self._set_s = 0.0
         self._late_ns, self._is_late = 0, False  # since the last sample that stands for others; the last look
         self.failure: Exception | None = None  # that ended the sampling
 
@@ -197,7 +197,8 @@ class StallSampler:
             self._running.acquire()
             self._interval_s = sys.getswitchinterval()
             # code that holds the interpreter lock for less than this is seen as what comes after it
-            sys.setswitchinterval(min(self._interval_s, LIMITS.switch_s))
+            self._set_s = min(self._interval_s, LIMITS.switch_s)
+            sys.setswitchinterval(self._set_s)
             self._thread.start()
 
     def stop(self) -> None:
@@ -209,7 +210,7 @@ class StallSampler:
 
     def restore_interval(self) -> None:
         """Let threads keep the interpreter lock as long as before, unless the program has set that since."""
-        if self._interval_s and math.isclose(sys.getswitchinterval(), LIMITS.switch_s):  # whole microseconds
+        if self._interval_s and math.isclose(sys.getswitchinterval(), self._set_s):  # whole microseconds
             sys.setswitchinterval(self._interval_s)
 
     def take(self) -> list[Stall]:

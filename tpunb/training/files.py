@@ -15,13 +15,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tpunb.errors import TpunbError, warn_user
 from tpunb.text import plain
-from tpunb.training.patching import on_import, replaced
+from tpunb.training.patching import around, on_import, wrapped
 from tpunb.training.program import TPUNB, is_user_code, place_of, user_frame
 
 _CACHES = (f"{os.sep}__pycache__{os.sep}", f"{os.sep}.cache{os.sep}")
@@ -69,9 +69,9 @@ class FileGuard:
             self._folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tpunb-kept-"))
             stack.callback(vars(self).update, vars(FileGuard()))
             for owner in (builtins, io):
-                _replace(stack, owner, "open", self._opening(0, None))
+                stack.enter_context(wrapped(owner, "open", around(self._opening(0, None))))
             for name in ("rename", "replace"):
-                _replace(stack, os, name, self._renaming)
+                stack.enter_context(wrapped(os, name, around(self._renaming)))
             libraries = {module: partial(self._into, stack, module) for module in _NATIVE}
             for module in libraries.keys() & sys.modules.keys():
                 libraries.pop(module)()
@@ -93,7 +93,7 @@ class FileGuard:
         for kind in kinds:
             owner = getattr(owner, kind, None)
         if hasattr(owner, method):
-            _replace(stack, owner, method, self._opening(at, mode))
+            stack.enter_context(wrapped(owner, method, around(self._opening(at, mode))))
 
     def check(self) -> None:
         """Raise the error that has ended the resumption, if the program has caught it."""
@@ -211,11 +211,6 @@ class FileGuard:
 
 guard = FileGuard()
 """That of this process."""
-
-
-def _replace(stack: ExitStack, owner: Any, name: str, hook: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
-    stack.enter_context(replaced(owner, name, wraps(original)(lambda *args, **kwargs: hook(original, *args, **kwargs))))
 
 
 def _absolute(file: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from tpunb.text import plain
 from tpunb.tfdata.effects import GENERATOR, draws_random_numbers
 from tpunb.training.constants import compiled_step
-from tpunb.training.patching import replaced
+from tpunb.training.patching import wrapped
 
 
 class EagerStep:
@@ -26,7 +26,7 @@ class EagerStep:
         from tensorflow.python.framework import op_callbacks, random_seed
 
         with ExitStack() as stack:
-            stack.enter_context(replaced(random_seed, "get_seed", self._drawing(random_seed.get_seed)))
+            stack.enter_context(wrapped(random_seed, "get_seed", self._drawing))
             if operations:
                 op_callbacks.add_op_callback(self._note)
                 stack.callback(op_callbacks.remove_op_callback, self._note)

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial, wraps
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from tpunb.training.fit_start import EndedFit, FitStart
 from tpunb.training.fit_state import Fit, Listener
 from tpunb.training.jax_fit import JaxFit
 from tpunb.training.passes import CountingDataset
-from tpunb.training.patching import replaced
+from tpunb.training.patching import wrapped
 from tpunb.training.program import place_of, user_frame
 
 _HINT = "save a custom loop with tpunb.checkpoint.save"
@@ -150,12 +150,7 @@ def _install(stack: ExitStack) -> None:
         (epochs, "reset", _event(attach)),
         (epochs, "_enumerate_iterator", _enumerate),
     ):
-        _replace(stack, owner, name, hook)
-
-
-def _replace(stack: ExitStack, owner: Any, name: str, hook: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
-    stack.enter_context(replaced(owner, name, wraps(original)(hook(original))))
+        stack.enter_context(wrapped(owner, name, hook))
 
 
 def _epoch_iterator() -> type:
@@ -188,7 +183,7 @@ def _watch_iterators() -> None:
 
         return create
 
-    _replace(_hooks.stack, OwnedIterator, "_create_iterator", created)
+    _hooks.stack.enter_context(wrapped(OwnedIterator, "_create_iterator", created))
     _hooks.watches_iterators = True
 
 

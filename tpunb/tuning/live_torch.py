@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import cached_property, wraps
+from functools import cached_property
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -25,7 +25,7 @@ from tpunb.torchdata.effects import digest
 from tpunb.torchdata.handover import Handover, refusal
 from tpunb.torchdata.loader import Settings, settings_of, with_settings
 from tpunb.training import keras_hooks
-from tpunb.training.patching import replaced
+from tpunb.training.patching import around, wrapped
 from tpunb.tuning import live
 from tpunb.tuning.live import END, SAMPLE, Sample
 from tpunb.tuning.loader import STAGE, LoaderPipeline
@@ -209,10 +209,8 @@ def _timed(batches: Iterator[Any], seconds: list[float]) -> Iterator[Any]:
 class _Watched:
     """Iterators over the DataLoaders of a block, in the thread that has entered it."""
 
-    def __init__(
-        self, draw: Callable[[Any], Any], on_batch: Callable[..., bool], on_error: Callable[..., None]
-    ) -> None:
-        self._draw, self._on_batch, self._on_error = draw, on_batch, on_error
+    def __init__(self, on_batch: Callable[..., bool], on_error: Callable[..., None]) -> None:
+        self._on_batch, self._on_error = on_batch, on_error
         self._thread = threading.get_ident()
         self._feeds: dict[Any, LoaderFeed] = {}
         self._begun: WeakKeyDictionary[Any, tuple[LoaderFeed, Any]] = WeakKeyDictionary()
@@ -232,16 +230,16 @@ class _Watched:
         if not self._feeds[alike].idle:
             self._begun[iterator] = self._feeds[alike], again
 
-    def next(self, iterator: Any) -> Any:
-        """Return the next batch of an iterator."""
+    def next(self, draw: Callable[[Any], Any], iterator: Any) -> Any:
+        """Return the next batch of an iterator, which `draw` draws."""
         if iterator in self._running or iterator in self._begun:
-            self.guarded(self._asked, iterator)
+            self.guarded(self._asked, draw, iterator)
         self._last = ref(iterator)
         if iterator not in self._running:
-            return self._draw(iterator)
+            return draw(iterator)
         feed, handover = self._running[iterator]
         if handover is None:
-            batch = self._draw(iterator)
+            batch = draw(iterator)
             feed.steps += 1
             return batch
         try:
@@ -254,7 +252,7 @@ class _Watched:
             if not handover.give_back(iterator):
                 raise
             del self._running[iterator]
-            return self._draw(iterator)
+            return draw(iterator)
         feed.steps += 1
         feed.failure = feed.failure or handover.failure
         return batch
@@ -277,7 +275,7 @@ class _Watched:
             self._failed = True
             self._on_error(error)
 
-    def _asked(self, iterator: Any) -> None:
+    def _asked(self, draw: Callable[[Any], Any], iterator: Any) -> None:
         """Let the tuning go on before the next batch of an iterator."""
         last = self._last()
         if self._failed or threading.get_ident() != self._thread:
@@ -286,7 +284,7 @@ class _Watched:
             feed, loader = self._begun.pop(iterator)
             _, before = self._running.get(iterator, (feed, None))
             feed.refusal = refusal(iterator, loader)
-            handover = None if feed.refusal else Handover(iterator, loader, self._draw, before)
+            handover = None if feed.refusal else Handover(iterator, loader, draw, before)
             self._running[iterator] = feed, handover
             feed.begin(iterator, handover)
         elif iterator not in self._running:
@@ -310,21 +308,16 @@ def watch(stack: ExitStack, on_batch: Callable[..., bool], on_error: Callable[[E
     It returns whether that is tuned, or may be. The stack ends it. `on_error` is called at most once.
     """
     module = sys.modules["torch"].utils.data.dataloader
-    base, iterate = module._BaseDataLoaderIter, module.DataLoader.__iter__
+    base = module._BaseDataLoaderIter
     with_settings(module.DataLoader([0]), Settings())  # checks PyTorch by a DataLoader, which must not be watched
-    watched = _Watched(base.__next__, on_batch, on_error)
+    watched = _Watched(on_batch, on_error)
 
-    @wraps(iterate)
-    def start(loader: Any) -> Any:
+    def start(iterate: Callable[[Any], Any], loader: Any) -> Any:
         iterator = iterate(loader)
         if isinstance(iterator, base):
             watched.guarded(watched.begun, iterator, loader)
         return iterator
 
-    @wraps(base.__next__)
-    def following(iterator: Any) -> Any:
-        return watched.next(iterator)
-
-    stack.enter_context(replaced(module.DataLoader, "__iter__", start))
-    stack.enter_context(replaced(base, "__next__", following))
+    stack.enter_context(wrapped(module.DataLoader, "__iter__", around(start)))
+    stack.enter_context(wrapped(base, "__next__", around(watched.next)))
     stack.callback(watched.guarded, watched.close)

@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from functools import partial
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -29,7 +29,7 @@ from tpunb.training import seeds, torch_state
 from tpunb.training.files import guard
 from tpunb.training.fingerprints import Diverged, Fingerprints, Resumed, of_arrays
 from tpunb.training.fit_start import FitStart
-from tpunb.training.patching import replaced
+from tpunb.training.patching import around, replaced, wrapped
 from tpunb.training.positions import Positions
 from tpunb.training.program import place_of, user_frame
 from tpunb.training.state import DATA, OPTIMIZER, RANDOM, WEIGHTS, arrays
@@ -427,8 +427,7 @@ def _install() -> None:
 
 def _around(stack: ExitStack, owner: Any, name: str, hook: Callable[..., Any]) -> None:
     """Call ``hook(original, ...)`` in place of a function of a class or a module."""
-    original = getattr(owner, name)
-    stack.enter_context(replaced(owner, name, wraps(original)(lambda *args, **kwargs: hook(original, *args, **kwargs))))
+    stack.enter_context(wrapped(owner, name, around(hook)))
 
 
 def _iterate(original: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:

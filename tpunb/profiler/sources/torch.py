@@ -202,26 +202,26 @@ class Torch:
         kinds = profiler.ProfilerActivity
         activities = [kinds.CPU, *([kinds.CUDA] if self._has_cuda() else [])]
         config = profiler._ExperimentalConfig(profile_all_threads=True)
-        with warnings.catch_warnings():  # of what the program did not ask for
-            warnings.simplefilter("ignore")
-            session = profiler.profile(activities=activities, record_shapes=self._shapes, experimental_config=config)
+        session = profiler.profile(activities=activities, record_shapes=self._shapes, experimental_config=config)
 
-            def start() -> tuple[float, int]:
+        def start() -> tuple[float, int]:
+            with warnings.catch_warnings():  # in the program's thread, which sets no filters meanwhile
+                warnings.simplefilter("ignore")
                 session.start()
-                # what torch.compile has made holds only without hooks: a first step would show whether it is used
-                if self.between.boundaries > 1 and not _compiles():
-                    modules.start(spans=spans)
-                return time.monotonic(), self.between.boundaries
+            # what torch.compile has made holds only without hooks: a first step would show whether it is used
+            if self.between.boundaries > 1 and not _compiles():
+                modules.start(spans=spans)
+            return time.monotonic(), self.between.boundaries
 
-            def stop() -> tuple[float, int]:
-                ended_s, boundaries = time.monotonic(), self.between.boundaries
-                modules.stop()
-                session.stop()
-                return ended_s, boundaries
+        def stop() -> tuple[float, int]:
+            ended_s, boundaries = time.monotonic(), self.between.boundaries
+            modules.stop()
+            session.stop()
+            return ended_s, boundaries
 
-            # that of all threads must not begin or end while one computes (the comment on ``addGlobalCallback`` in
-            # record_function.h): it ends the process, once in ten trainings
-            begun_s, before = self.between.call(start, self._stopped)
+        # that of all threads must not begin or end while one computes (the comment on ``addGlobalCallback`` in
+        # record_function.h): it ends the process, once in ten trainings
+        begun_s, before = self.between.call(start, self._stopped)
         self._evaluations = 0
         self._tracing = True
         try:

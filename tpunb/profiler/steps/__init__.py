@@ -6,7 +6,6 @@ Each maps names of modules to functions that patch them once they are imported, 
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from tpunb.profiler.sources.frameworks import loaded
 from tpunb.profiler.step_clock import StepClock
 from tpunb.profiler.steps import calls, fetches, marks, optimizers
 from tpunb.text import format_error
-from tpunb.training.patching import ImportHook
+from tpunb.training.patching import on_import
 
 _log = logging.getLogger("tpunb")
 
@@ -51,9 +50,7 @@ class StepSources:
 
     def __enter__(self) -> StepSources:
         self._open = True
-        hook = ImportHook({name: partial(self._patch, name) for name in self._waiting})
-        sys.meta_path.insert(0, hook)
-        self._stack.callback(hook.exit)
+        self._stack.enter_context(on_import({name: partial(self._patch, name) for name in self._waiting}))
         self.patch_loaded()
         return self
 

@@ -9,14 +9,14 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import cache, wraps
+from functools import cache
 from time import time_ns
 from typing import Any
 
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.loop import Arrays, Loop
 from tpunb.profiler.step_clock import NEW_FUNCTION
-from tpunb.training.patching import replaced
+from tpunb.training.patching import around, wrapped
 
 _PMAP = "jax._src.pmap"  # where the functions of a program are wrapped
 _LIBRARIES = {"jax", "optax", "chex"}  # whose compiled functions are a part of a step
@@ -26,7 +26,6 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
     jax = sys.modules["jax"]
     api, pjit = (sys.modules.get(f"jax._src.{name}") for name in ("api", "pjit"))
     hook: Any = getattr(api, "_post_hook_state", None)
-    slow = getattr(pjit, "_run_python_pjit", None)
     _leave_frames_out(getattr(sys.modules.get("jax._src.source_info_util"), "register_exclusion", None))
     array, tracer, leaves = jax.Array, jax.core.Tracer, jax.tree_util.tree_leaves
     misses = _Misses()
@@ -70,10 +69,11 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
                 on_call(function, getattr(function, "__name__", None), now_ns, now_ns, inputs, out)
 
         _hook_calls(hook, sys.modules.get("jax._src.config"), after_call, stack)
-    if pjit is not None and callable(slow):
+    if callable(getattr(pjit, "_run_python_pjit", None)):
 
-        @wraps(slow)
-        def python_call(p: Any, args_flat: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        def python_call(
+            slow: Callable[..., Any], p: Any, args_flat: Any, function: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             begun_ns = time_ns()
             # the name that the fast path has: a partial function, or an object that is called, has none itself
             name = getattr(p, "params", {}).get("name") or getattr(function, "__name__", None)
@@ -86,15 +86,16 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
                 on_call(function, name, begun_ns, time_ns(), args_flat, value[0])
             return value
 
-        stack.enter_context(replaced(pjit, "_run_python_pjit", python_call))
+        stack.enter_context(wrapped(pjit, "_run_python_pjit", around(python_call)))
     _reads(loop, jax, stack)
 
 
 @cache
 def _leave_frames_out(exclude: Callable[[str], None] | None) -> None:
-    """Let the line of an operation be that of the program, not that of the function around its call."""
+    """Let the line of an operation be that of the program, not that of a function around its call."""
     if exclude is not None:
         exclude(__file__)
+        exclude(around.__code__.co_filename)
 
 
 class _Misses:
@@ -146,21 +147,20 @@ def _reads(loop: Loop, jax: Any, stack: ExitStack) -> None:
     """Record when the program has waited for an array, or read it."""
 
     def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original, assigned=("__name__", "__doc__"))  # of a method in C++, more are no strings
-        def wait(*args: Any) -> Any:
+        def wait(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            value = original(*args)
+            value = original(*args, **kwargs)
             if loop.is_training():
                 loop.clock.in_flight.returned(time_ns())
             return value
 
         return wait
 
-    stack.enter_context(replaced(jax, "block_until_ready", waiting(jax.block_until_ready)))
+    stack.enter_context(wrapped(jax, "block_until_ready", waiting))
     array = getattr(sys.modules.get("jax._src.array"), "ArrayImpl", None)
     if array is not None and isinstance(value := vars(array).get("_value"), property) and value.fget is not None:
-        stack.enter_context(replaced(array, "_value", property(waiting(value.fget))))
-        stack.enter_context(replaced(array, "block_until_ready", waiting(array.block_until_ready)))
+        stack.enter_context(wrapped(array, "_value", waiting))
+        stack.enter_context(wrapped(array, "block_until_ready", waiting))
 
 
 def _state(inputs: list[Any], outputs: list[Any]) -> Arrays:
@@ -179,15 +179,15 @@ def _kind(leaf: Any) -> tuple[object, object] | None:
 
 def _hook_calls(hook: Any, config: Any, after_call: Callable[[Any, Any, Any], None], stack: ExitStack) -> None:
     """Add to the hook of JAX, which finds NaNs; whenever that is switched, JAX sets the hook anew."""
-    active = [True]
+    active = [after_call]
     stack.callback(active.clear)
 
     def added(jax_hook: Any) -> Any:
         def ours(function: Any, args: Any, kwargs: Any, out: Any) -> None:
             if jax_hook is not None:
                 jax_hook(function, args, kwargs, out)
-            if active:
-                after_call(function, (args, kwargs), out)
+            for call in active:
+                call(function, (args, kwargs), out)
 
         ours.jax_hook = jax_hook  # type: ignore[attr-defined]
         return ours
@@ -209,16 +209,16 @@ def _hook_calls(hook: Any, config: Any, after_call: Callable[[Any, Any, Any], No
         stack.callback(remove, *place)
     for name in ("debug_nans", "debug_infs"):
         for attribute, place in zip(("_update_global_hook", "_update_thread_local_hook"), places, strict=True):
-            state = getattr(config, name, None)
-            if callable(switch := getattr(state, attribute, None)):
+            if callable(getattr(state := getattr(config, name, None), attribute, None)):
 
-                def switched(value: Any, switch: Any = switch, place: Any = place) -> None:
-                    switch(value)
-                    if active:
+                def switching(switch: Callable[[Any], None], place: Any = place) -> Callable[[Any], None]:
+                    def switched(value: Any) -> None:
+                        switch(value)
                         add(*place)
 
-                setattr(state, attribute, switched)
-                stack.callback(setattr, state, attribute, switch)
+                    return switched
+
+                stack.enter_context(wrapped(state, attribute, switching))
 
 
 def _tensorflow(loop: Loop, stack: ExitStack) -> None:
@@ -226,11 +226,9 @@ def _tensorflow(loop: Loop, stack: ExitStack) -> None:
     function, tf = getattr(module, "Function", None), sys.modules["tensorflow"]
     if function is None:
         return
-    original: Callable[..., Any] = function.__call__
     depth = [0]
 
-    @wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if depth[0] or not loop.is_training() or not tf.executing_eagerly():
             return original(self, *args, **kwargs)
@@ -243,7 +241,7 @@ def _tensorflow(loop: Loop, stack: ExitStack) -> None:
         loop.called(str(getattr(self, "__name__", "a function")), begun_ns, time_ns(), None)
         return value
 
-    stack.enter_context(replaced(function, "__call__", call))
+    stack.enter_context(wrapped(function, "__call__", around(call)))
 
 
 PATCHES = {"jax": _jax, "tensorflow": _tensorflow}

@@ -6,22 +6,21 @@ import sys
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack
-from functools import wraps
+from functools import partial
 from time import time_ns
 from typing import Any
 
 from tpunb.profiler.loop import Loop
 from tpunb.signals import Spent
-from tpunb.training.patching import replaced
+from tpunb.training.patching import around, wrapped
 
 
 def _fetching(
-    loop: Loop, original: Callable[..., Any], stream: Callable[[Any], Hashable], data: str
+    loop: Loop, data: str, stream: Callable[[Any], Hashable], original: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Return the method of an iterator over a kind of data that returns the next batch so that its time is recorded."""
     clock = loop.clock
 
-    @wraps(original)
     def fetch(self: Any, *args: Any) -> Any:
         __tracebackhide__ = True
         if not loop.is_training():  # of a thread that prepares data
@@ -43,7 +42,7 @@ def _fetching(
 
 def _patch(loop: Loop, stack: ExitStack, kind: type, data: str, stream: Callable[[Any], Hashable] = id) -> None:
     if "__next__" in vars(kind):
-        stack.enter_context(replaced(kind, "__next__", _fetching(loop, vars(kind)["__next__"], stream, data)))
+        stack.enter_context(wrapped(kind, "__next__", partial(_fetching, loop, data, stream)))
 
 
 def _torch(loop: Loop, stack: ExitStack) -> None:
@@ -51,10 +50,8 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
     _patch(
         loop, stack, loader._BaseDataLoaderIter, "DataLoader", lambda batches: id(getattr(batches, "_dataset", batches))
     )
-    original = loader.DataLoader.__iter__
 
-    @wraps(original)
-    def start(self: Any) -> Any:
+    def start(original: Callable[[Any], Any], self: Any) -> Any:
         __tracebackhide__ = True
         if not loop.is_training():
             return original(self)
@@ -68,7 +65,7 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
         with loop.clock.within("data loading", "start of workers" if anew else "start of a DataLoader"):
             return original(self)
 
-    stack.enter_context(replaced(loader.DataLoader, "__iter__", start))
+    stack.enter_context(wrapped(loader.DataLoader, "__iter__", around(start)))
 
 
 def _grain(loop: Loop, stack: ExitStack) -> None:
@@ -106,7 +103,6 @@ class _End:
 def _ending(loop: Loop, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method of an iterator that returns the next batch so that the time of its end is recorded."""
 
-    @wraps(original)
     def following(self: Any, *args: Any) -> Any:
         __tracebackhide__ = True
         if "_tpunb_end" not in vars(self):
@@ -120,7 +116,7 @@ def _tensorflow(loop: Loop, stack: ExitStack) -> None:
     data = sys.modules.get("tensorflow.python.data.ops.iterator_ops")
     if (kind := getattr(data, "OwnedIterator", None)) is not None:
         _patch(loop, stack, kind, "tf.data")
-        stack.enter_context(replaced(kind, "__next__", _ending(loop, vars(kind)["__next__"])))
+        stack.enter_context(wrapped(kind, "__next__", partial(_ending, loop)))
     data = sys.modules.get("tensorflow.python.data.ops.dataset_ops")
     for name in ("NumpyIterator", "_NumpyIterator"):
         if isinstance(kind := getattr(data, name, None), type):
@@ -143,11 +139,10 @@ class _Batches:
 def _datasets(loop: Loop, stack: ExitStack) -> None:
     """Patch the methods of Hugging Face's data sets, which are generators."""
     module = sys.modules["datasets"]
-    following = _fetching(loop, _Batches.__next__, lambda batches: id(batches.of), "datasets")
+    following = _fetching(loop, "datasets", lambda batches: id(batches.of), _Batches.__next__)
     timed = type("Batches", (_Batches,), {"__next__": following})
 
     def drawing(original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
         def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
             batches = original(self, *args, **kwargs)
             return batches if loop.clock.loads or not loop.is_training() else timed(batches, self)
@@ -157,7 +152,7 @@ def _datasets(loop: Loop, stack: ExitStack) -> None:
     for kind in (module.Dataset, module.IterableDataset):
         for name in ("__iter__", "iter"):
             if name in vars(kind):
-                stack.enter_context(replaced(kind, name, drawing(vars(kind)[name])))
+                stack.enter_context(wrapped(kind, name, drawing))
 
 
 PATCHES = {"torch": _torch, "grain": _grain, "tensorflow": _tensorflow, "datasets": _datasets}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import wraps
+from functools import partial
 from numbers import Integral
 from typing import Any
 
 from tpunb.profiler.keras import keras_runs
 from tpunb.profiler.loop import TRAIN, Loop
-from tpunb.training.patching import replaced
+from tpunb.training.patching import around, wrapped
 
 _NUMBER, _STEP = "_tpunb_number", "_tpunb_step"
 
@@ -19,31 +19,27 @@ _NUMBER, _STEP = "_tpunb_number", "_tpunb_step"
 def _annotated(annotation: type, loop: Loop, stack: ExitStack) -> None:
     """Begin a step as an annotation with a step number is entered."""
     clock = loop.clock
-    init, enter, leave = (getattr(annotation, name) for name in ("__init__", "__enter__", "__exit__"))
 
-    @wraps(init)
-    def begins(self: Any, *args: Any, **kwargs: Any) -> None:
+    def begins(init: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         number = kwargs.get("step_num")
         if isinstance(number, Integral) and 0 <= int(number) < 2**62:
             setattr(self, _NUMBER, int(number))
 
-    @wraps(enter)
-    def entered(self: Any, *args: Any) -> Any:
+    def entered(enter: Callable[..., Any], self: Any, *args: Any) -> Any:
         number = getattr(self, _NUMBER, None)
         if number is not None and not clock.annotates and not keras_runs():
             setattr(self, _STEP, clock.begin(TRAIN, step=number, explicit=True, rule="annotation"))
         return enter(self, *args)
 
-    @wraps(leave)
-    def left(self: Any, *error: Any) -> Any:
+    def left(leave: Callable[..., Any], self: Any, *error: Any) -> Any:
         try:
             return leave(self, *error)
         finally:
             clock.end(getattr(self, _STEP, None))
 
-    for name, method in (("__init__", begins), ("__enter__", entered), ("__exit__", left)):
-        stack.enter_context(replaced(annotation, name, method))
+    for name, hook in (("__init__", begins), ("__enter__", entered), ("__exit__", left)):
+        stack.enter_context(wrapped(annotation, name, around(hook)))
 
 
 def _jax(loop: Loop, stack: ExitStack) -> None:
@@ -60,8 +56,7 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
     clock, profiler = loop.clock, sys.modules["torch"].profiler.profile
     opened: list[Any] = []
 
-    def stepping(original: Callable[..., Any], *, begins: bool) -> Callable[..., Any]:
-        @wraps(original)
+    def stepping(begins: bool, original: Callable[..., Any]) -> Callable[..., Any]:
         def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
             while opened:
                 clock.end(opened.pop())
@@ -75,8 +70,7 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
         return patched
 
     for name, begins in (("step", True), ("stop", False)):
-        original = getattr(profiler, name)
-        stack.enter_context(replaced(profiler, name, stepping(original, begins=begins)))
+        stack.enter_context(wrapped(profiler, name, partial(stepping, begins)))
 
 
 PATCHES = {"jax": _jax, "tensorflow": _tensorflow, "torch": _torch}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import wraps
 from time import time_ns
 from typing import Any
 
 from tpunb.profiler.in_flight import Result
 from tpunb.profiler.loop import Loop
-from tpunb.training.patching import replaced
+from tpunb.training.patching import around, wrapped
 
 
 class _CudaEvent:
@@ -61,10 +61,8 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
     # where no batch is fetched, the first step begins with the first call of a model
     first = torch.nn.modules.module.register_module_forward_pre_hook(prepare)
     stack.callback(first.remove)
-    backward = torch.autograd.backward
 
-    @wraps(backward)
-    def learning(*args: Any, **kwargs: Any) -> Any:
+    def learn(backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         begun_ns = time_ns()
         value = backward(*args, **kwargs)
         if loop.is_training():
@@ -73,11 +71,10 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
                 loop.clock.metadata["debug"] = "torch.autograd.set_detect_anomaly"
         return value
 
-    stack.enter_context(replaced(torch.autograd, "backward", learning))
-    original, within = torch.nn.Module.train, [False]
+    stack.enter_context(wrapped(torch.autograd, "backward", around(learn)))
+    within = [False]
 
-    @wraps(original)
-    def train(self: Any, mode: bool = True) -> Any:
+    def train(original: Callable[..., Any], self: Any, mode: bool = True) -> Any:
         if within[0] or not loop.is_training():  # of a part of the model
             return original(self, mode)
         within[0] = True
@@ -87,7 +84,7 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
             within[0] = False
             loop.evaluates(on=not mode)
 
-    stack.enter_context(replaced(torch.nn.Module, "train", train))
+    stack.enter_context(wrapped(torch.nn.Module, "train", around(train)))
 
 
 def _keras(loop: Loop, stack: ExitStack) -> None:
@@ -96,10 +93,8 @@ def _keras(loop: Loop, stack: ExitStack) -> None:
     tf = sys.modules.get("tensorflow")
     if base is None or tf is None or "apply" not in vars(base):
         return
-    original = base.apply
 
-    @wraps(original)
-    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         begun_ns = time_ns()
         value = original(self, *args, **kwargs)
         if loop.is_training() and tf.executing_eagerly():
@@ -107,7 +102,7 @@ def _keras(loop: Loop, stack: ExitStack) -> None:
             loop.updated(id(self), begun_ns, time_ns(), None)
         return value
 
-    stack.enter_context(replaced(base, "apply", apply))
+    stack.enter_context(wrapped(base, "apply", around(apply)))
 
 
 PATCHES = {"torch": _torch, "keras": _keras}
