@@ -206,7 +206,12 @@ class StallSampler:
             self._interval_s = sys.getswitchinterval()
             # code that holds the interpreter lock for less than this is seen as what comes after it
             sys.setswitchinterval(min(self._interval_s, LIMITS.switch_s))
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:  # too many
+                self._running.release()
+                self.restore_interval()
+                raise
 
     def stop(self) -> None:
         """End the sampling; an unfinished stall ends now."""
