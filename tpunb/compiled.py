@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from numba import config as _config
 from numba import njit
 
 _P = ParamSpec("_P")
@@ -15,11 +21,46 @@ _R = TypeVar("_R")
 
 def compiled(loop: Callable[_P, _R], *, signature: Any = None, fastmath: Sequence[str] = ()) -> Callable[_P, _R]:
     """Return a loop that is compiled as it is called, or now and for no other types than those of a signature."""
-    kernel: Any = njit(signature, nogil=True, cache=True, error_model="numpy", fastmath={*fastmath})(loop)
-    files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)  # private: without it, numba's names
-    if files is not None:
-        files.save = partial(_save, files)
+    kernel: Any = njit(nogil=True, error_model="numpy", fastmath={*fastmath})(loop)
+    _keep_on_disk(kernel)
+    if signature is not None:
+        kernel.compile(signature)
+        kernel.disable_compile()
     return kernel  # type: ignore[no-any-return]
+
+
+def _keep_on_disk(kernel: Any) -> None:
+    """Keep what is compiled where numba may write, else in a folder of this user, else nowhere."""
+    config: Any = _config
+    chosen = config.CACHE_DIR
+    for folder in (chosen, *_folders()):
+        try:
+            config.CACHE_DIR = str(folder)
+            kernel.enable_caching()
+        except (RuntimeError, OSError):  # no home, and an installation of another user
+            continue
+        finally:
+            config.CACHE_DIR = chosen
+        files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)  # private: without it, numba's names
+        if files is not None:
+            files.save = partial(_save, files)
+        return
+
+
+def _folders() -> Iterator[Path]:
+    """Find folders in which only this user can place code that this process loads."""
+    cache = os.environ.get("TPUNB_CACHE")
+    if cache == "off" or not hasattr(os, "getuid"):
+        return
+    with suppress(OSError):  # without a folder for temporary files
+        temporary = Path(tempfile.gettempdir(), f"tpunb-{os.getuid()}")
+        # not Path.expanduser, which raises for unknown users
+        for folder in [Path(os.path.expanduser(cache), "compiled"), temporary] if cache else [temporary]:  # noqa: PTH111
+            with suppress(OSError):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                found = folder.lstat()
+                if found.st_uid == os.getuid() and found.st_mode & 0o170077 == stat.S_IFDIR:
+                    yield folder
 
 
 def _save(files: Any, key: Any, code: Any) -> None:
@@ -30,5 +71,6 @@ def _save(files: Any, key: Any, code: Any) -> None:
     """
     number = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")
     name = files._data_name(number)
-    files._save_data(name, code)
-    files._save_index({**files._load_index(), key: name})
+    with suppress(OSError):  # a full disk: the code is compiled again in the next process
+        files._save_data(name, code)
+        files._save_index({**files._load_index(), key: name})

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from numbers import Integral, Real
 from reprlib import Repr
@@ -78,6 +79,18 @@ def warn_user(message: str, category: type[Warning] = UserWarning, stacklevel: i
     except Exception:  # noqa: BLE001  a filter, or the program's own showwarning
         with suppress(Exception):  # without stderr, or a closed one
             print(f"tpunb: {message}", file=sys.stderr)
+
+
+@contextmanager
+def library_warnings_ignored() -> Iterator[None]:
+    """Ignore, where filters make errors of warnings, what libraries that tpunb calls in the block say to developers."""
+    if all(action != "error" for action, *_ in warnings.filters):
+        yield  # without a change of the filters, after which what was shown once is shown again
+        return
+    with warnings.catch_warnings():
+        for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ResourceWarning):
+            warnings.simplefilter("ignore", category)
+        yield
 
 
 def wrong_type(owner: str, name: str, must: str, got: object, *, hint: str | None = None) -> TypeError:

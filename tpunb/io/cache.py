@@ -81,7 +81,7 @@ def folder() -> Path | None:
     if path == "off":
         return None
     if path:
-        return Path(path).expanduser()
+        return Path(os.path.expanduser(path))  # noqa: PTH111  Path raises for unknown users
     from platformdirs import user_cache_path
 
     return user_cache_path("tpunb")

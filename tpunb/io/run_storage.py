@@ -349,7 +349,7 @@ def _is_at(file: FileIO, path: Path) -> bool:
     """Return whether an open file is still the one at its path."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

@@ -111,6 +111,8 @@ class RunWriter:
                 self._journal.seek(at)
                 self._journal.write(row)
             except (OSError, ValueError):  # a full disk, or the end of the run
+                with suppress(OSError):
+                    self._journal.close()
                 self._journal = None
 
     def facts(self, facts: Mapping[str, Any]) -> None:

@@ -13,6 +13,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar
 
+import polars as pl
+
 from tpunb import signals
 from tpunb.checkpoint import Checkpoint, save
 from tpunb.checkpoint.resume import loops
@@ -233,7 +235,12 @@ def capture(
 ) -> Iterator[Run]:
     """Capture the block from its first line to its last into a run folder.
 
-    An exception or an interrupt in the block ends the capture, keeps what was recorded, and is raised unchanged.
+    An exception or an interrupt in the block ends the capture, keeps what was recorded, and is raised unchanged. A
+    block that the program leaves open ends with the process.
+
+    Nothing but the errors below ends the program: the rest is reported as a warning of one line. If the folder cannot
+    be written, the run is kept in memory; if no thread can start, no windows are recorded; if the capture cannot begin
+    at all, ``run.status.state`` says so.
 
     Parameters
     ----------
@@ -278,16 +285,32 @@ def capture(
         on_other_capture.pop()()
     with ExitStack() as stack:
         stack.enter_context(_exclusive(session))
-        stack.enter_context(session)
-        stack.enter_context(signals.spent.connect(session.on_spent))
-        stack.enter_context(signals.resumed.connect(session.resumed.append))
-        arbiter = stack.enter_context(ProfilerArbiter(session.on_profiler_start, session.on_profiler_stop))
-        spans = stack.enter_context(FrameworkSpans(session.clock))
-        sources = stack.enter_context(StepSources(session.clock))
-        session.on_end = sources.loop.close
-        session.recorder.stalls.loops = sources.loop.codes
-        session.import_watchers += [arbiter.patch_loaded, spans.patch_loaded, sources.patch_loaded]
-        yield Run(session)
+        session.open()
+        try:
+            with ExitStack() as begun:
+                _begin(session, begun)
+                stack.push(begun.pop_all())
+        except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  a guest ends no training
+            session.give_up(error)
+        session.leave = stack.__exit__
+        try:
+            yield Run(session)
+        except GeneratorExit:  # collected as garbage, or already left at the end of the program
+            session.leave = stack.pop_all().__exit__
+            session.drop()
+
+
+def _begin(session: CaptureSession, stack: ExitStack) -> None:
+    """Start the threads, and watch what the program and its frameworks do."""
+    stack.enter_context(session)
+    stack.enter_context(signals.spent.connect(session.on_spent))
+    stack.enter_context(signals.resumed.connect(session.resumed.append))
+    arbiter = stack.enter_context(ProfilerArbiter(session.on_profiler_start, session.on_profiler_stop))
+    spans = stack.enter_context(FrameworkSpans(session.clock))
+    sources = stack.enter_context(StepSources(session.clock))
+    session.on_end = sources.loop.close
+    session.recorder.stalls.loops = sources.loop.codes
+    session.import_watchers += [arbiter.patch_loaded, spans.patch_loaded, sources.patch_loaded]
 
 
 @contextmanager

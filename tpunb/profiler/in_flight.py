@@ -77,7 +77,11 @@ class InFlight:
         self._launched.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tpunb-in-flight", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:  # too many: what is in flight stays unknown
+                self.close()
+                self._run()
         return work
 
     def returned(self, now_ns: int) -> None:

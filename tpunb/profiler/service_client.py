@@ -6,6 +6,7 @@ conflicts. Field numbers are those of tensorflow/core/profiler (tsl/profiler/pro
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -104,7 +105,7 @@ class ProfilerClient:
             response_deserializer=kinds[f"{name}Response"].FromString,
         )
         try:
-            if late is None:
+            if late is None or not threading.main_thread().is_alive():  # at exit, no thread starts for a future
                 return call(request, timeout=timeout)
             answer = call.future(request, timeout=timeout)
             try:

@@ -6,10 +6,12 @@ writes the latest steps each second, whatever these two do.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
 import queue
+import sys
 import threading
 import time
 import weakref
@@ -21,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 import polars as pl
 
-from tpunb.errors import TpunbError, warn_user
+from tpunb.errors import CaptureBusy, MissingExtra, TpunbError, warn_user
 from tpunb.io.run_folder import is_chrome_trace
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.in_flight import InFlight
@@ -34,7 +36,7 @@ from tpunb.profiler.sources import Source
 from tpunb.profiler.sources.frameworks import NotInUse
 from tpunb.profiler.step_clock import StepClock
 from tpunb.signals import Spent
-from tpunb.text import estimated_overhead, percent, plural, windows_cover
+from tpunb.text import estimated_overhead, format_error, percent, plural, windows_cover
 
 _log = logging.getLogger("tpunb")
 
@@ -87,6 +89,7 @@ class CaptureSession:
         self.resumed: list[str] = []  # sentences on fits that were resumed from a checkpoint
         self.on_end: Callable[[], None] = lambda: None  # called in the thread of the block at its end
         self.stacks = True  # whether to sample them in stalls
+        self.leave: Callable[..., object] = self.__exit__  # leaves the block as a `with` statement does
         self.is_over = False  # whether its block has been left
         self.settled = threading.Event()  # the first window is over, or none is due soon
         self._ended = threading.Event()
@@ -103,37 +106,63 @@ class CaptureSession:
         self._failure: BaseException | None = None
         self._end_lock = threading.RLock()  # a signal handler may stop the run while it ends
         self._finalized = False
-        self._profiling = threading.Thread(target=self._profile, name="tpunb-profiling", daemon=True)
-        self._recording = threading.Thread(target=self._record, name="tpunb-recording", daemon=True)
-        self._tailing = threading.Thread(target=self._write_tails, name="tpunb-tailing", daemon=True)
-        self._closing = threading.Thread(target=self._close, name="tpunb-closing", daemon=True)
+        self._recording, self._profiling = (
+            self._thread("recording", self._record),
+            self._thread("profiling", self._profile),
+        )
+        self._tailing, self._closing = self._thread("tailing", self._write_tails), self._thread("closing", self._close)
+
+    def _thread(self, name: str, work: Callable[[], object], *, daemon: bool = True) -> threading.Thread:
+        """Return a thread whose errors are the failure of the run, never a traceback."""
+
+        def guarded() -> None:
+            try:
+                work()
+            except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  nothing else would report it
+                self._fail(error)
+
+        return threading.Thread(target=guarded, name=f"tpunb-{name}", daemon=daemon)
 
     # -- the block -----------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Reach the source and open the run; raise for what the user asked for and cannot have."""
+        self.source.start()  # first: a capture that cannot begin must not have moved an earlier run away
+        self._boundary()  # the source learns that there are some
+        try:
+            self.writer.open()
+        except (CaptureBusy, MissingExtra):
+            raise
+        except (OSError, TpunbError) as error:
+            self.writer = RunWriter(None)
+            self.writer.open()
+            warn_user(f"the run is kept in memory, until this process ends: {format_error(error)}", RuntimeWarning, 4)
 
     def __enter__(self) -> CaptureSession:
         from tpunb.io import xplane
         from tpunb.step_stats import self_time  # noqa: F401  compiles on import: now, not beside the training
 
         xplane.warm()
-        self.source.start()  # first: a capture that cannot begin must not have moved an earlier run away
-        self._boundary()  # the source learns that there are some
-        self.writer.open()
         self.clock.on_step = lambda record: self.writer.step((*record[:8], self.clock.steps_before))
-        try:
-            self._origin_ns = time.time_ns()
-            self.scheduler = WindowScheduler(self._schedule, self._origin_ns / 1e9)
-            self.recorder = RunRecorder(self.writer, self.clock, self.scheduler, self._keep, self._origin_ns)
-            self._write_facts()
-        except BaseException:
-            self.writer.close()
-            raise
+        self._origin_ns = time.time_ns()
+        self.scheduler = WindowScheduler(self._schedule, self._origin_ns / 1e9)
+        self.recorder = RunRecorder(self.writer, self.clock, self.scheduler, self._keep, self._origin_ns)
+        self._write_facts()
         captures.add(self)
-        self._profiling.start()
-        self._recording.start()
-        self._tailing.start()
+        self._entered_in = threading.get_ident()
+        atexit.register(self.leave_open)
         self.clock.mark_progress()
-        if self.stacks:
-            self.recorder.stalls.start()
+        try:
+            self._recording.start()  # first, since it empties the queue of the next
+            self._profiling.start()
+            self._tailing.start()
+            if self.stacks:
+                self.recorder.stalls.start()
+        except RuntimeError as error:  # there are too many: what they would write is written at the end
+            if not self._profiling.is_alive():
+                self._responses.put(None)
+                self.settled.set()
+            warn_user(f"the capture has fewer threads, and may record no windows: {error}", RuntimeWarning, 6)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -149,9 +178,11 @@ class CaptureSession:
                 if kind is None:
                     self.clock.drain()
             finally:
-                self.stop("finished" if kind is None else f"ended by {kind.__name__}")
+                is_left = kind is None or kind is GeneratorExit
+                self.stop(f"ended by {kind.__name__}" if kind and not is_left else "left open" if kind else "finished")
             while self._closing.is_alive():
-                self._boundary()
+                if threading.get_ident() == self._entered_in:
+                    self._boundary()
                 self._closing.join(LIMITS.plan_s)  # an unlimited wait would not be interruptible
         except BaseException:
             self._abandoned.set()
@@ -160,19 +191,46 @@ class CaptureSession:
             raise
         finally:
             captures.discard(self)
+            atexit.unregister(self.leave_open)
         if trains_on and kind is None:
             problem = "a thread still trains as the captured block ends: its steps from here on are not recorded"
             warn_user(f"{problem}; join the thread in the block", RuntimeWarning, stacklevel=3)
         if self._failure is not None:
-            message = f"the recording of {self.writer.source} is incomplete: {self._failure!r}"
+            message = f"the recording of {self.writer.source} is incomplete: {format_error(self._failure)}"
+            if isinstance(self._failure, OSError):
+                message += "; free some space on the disk, and leave the folder in place while the block runs"
             if error is None:
                 warn_user(message, RuntimeWarning, stacklevel=3)
             else:
                 error.add_note(message)  # the block's exception must stay the one that is raised
 
+    def give_up(self, error: BaseException) -> None:
+        """Record nothing, since the capture could not begin."""
+        self.clock.close()
+        self._ended.set()
+        self._state = f"not captured: {format_error(error)}"
+        with suppress(Exception):  # the same disk
+            self.writer.close()
+        warn_user(f"the program runs without a capture: {format_error(error)}", RuntimeWarning, 4)
+
+    def leave_open(self) -> None:
+        """Leave the block for the program: at its end, before Python stops the threads that write the run."""
+        if not self._forked:
+            self.leave(GeneratorExit, GeneratorExit(), None)
+
+    def drop(self) -> None:
+        """Leave the block in a thread of its own, as it was collected as garbage: a lock may be held in this thread."""
+        if self.is_over or self._forked or sys.is_finalizing():
+            return
+        self.is_over = True
+        with suppress(RuntimeError):  # else as the program ends
+            self._thread("leaving", self.leave_open, daemon=False).start()
+        problem = f"the capture into {self.writer.source} ends here: its context manager was collected as garbage"
+        warn_user(f"{problem}; write `with tp.capture(...)`, or keep it until you leave it", RuntimeWarning, 3)
+
     def stop(self, state: str = "stopped") -> None:
         """End the capture while the block continues; return at once."""
-        if self._forked:
+        if self._forked or sys.is_finalizing():  # a thread that starts then waits forever
             return
         with self._end_lock:
             if self._ended.is_set():
@@ -184,7 +242,7 @@ class CaptureSession:
             self.recorder.stalls.stop()
             try:
                 self._closing.start()
-            except RuntimeError:  # from Python 3.12 on, none starts once the interpreter ends
+            except RuntimeError:  # too many, or from Python 3.12 on, as the interpreter ends
                 self._close()
 
     def on_spent(self, spent: Spent) -> None:
@@ -230,6 +288,8 @@ class CaptureSession:
     @property
     def status(self) -> Status:
         """The state of the capture."""
+        if not hasattr(self, "recorder"):
+            return Status(0, None, None, 0, 0, 0, 0.0, None, 0.0, self._state)
         step, recorder, seconds = self.clock.open_step(), self.recorder, self._seconds
         overhead = self.scheduler.overhead(self._origin_ns / 1e9 + seconds)
         return Status(

@@ -75,6 +75,8 @@ def stacks() -> dict[int, FrameType]:
     (https://github.com/python/cpython/issues/106883). Before Python 3.12 each frame of another thread is made as it is
     first asked for, and a collection then may let that thread leave it meanwhile: so all are made here.
     """
+    if getattr(getattr(sys.modules.get("jax"), "config", None), "jax_check_tracer_leaks", False):
+        return {}  # a frame held here keeps what JAX checks that nobody does
     with _reading:
         collects = gc.isenabled()
         gc.disable()
@@ -199,7 +201,12 @@ class StallSampler:
             # code that holds the interpreter lock for less than this is seen as what comes after it
             self._set_s = min(self._interval_s, LIMITS.switch_s)
             sys.setswitchinterval(self._set_s)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:  # too many
+                self._running.release()
+                self.restore_interval()
+                raise
 
     def stop(self) -> None:
         """End the sampling; an unfinished stall ends now."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from tpunb.errors import TpunbError, warn_user
+from tpunb.errors import TpunbError, library_warnings_ignored, warn_user
 from tpunb.signals import spending
 from tpunb.text import format_error, plain
 from tpunb.tfdata.graph import graph_or_none, too_large
@@ -102,7 +102,8 @@ class Fit:
         if self.failed:
             return default
         try:
-            return action(*args)
+            with library_warnings_ignored():
+                return action(*args)
         except Exception as error:
             if isinstance(error, Diverged) or (self.start is not None and not self._is_restored):
                 raise

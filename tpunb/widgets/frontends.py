@@ -238,8 +238,13 @@ class LiveLine:
         self._capture = capture
         if self._target.lasts:
             self._update()
-        self._thread = threading.Thread(target=self._follow, name="tpunb-live", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._follow, name="tpunb-live", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # too many
+            self._error = error
+            return
+        self._thread = thread
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from tpunb import signals
 from tpunb.checkpoint.catalog import Checkpoint
 from tpunb.checkpoint.formats import native
-from tpunb.errors import warn_user
+from tpunb.errors import library_warnings_ignored, warn_user
 from tpunb.text import format_error, plain, plural
 from tpunb.training import seeds
 from tpunb.training.fingerprints import Fingerprints
@@ -177,7 +177,8 @@ class Saving:
         self._phase_began.clear()
         self._last = fit.steps
         try:
-            self.saved.append(native.save(self.folder, fit.steps, self._write(fit), replacing=replacing))
+            with library_warnings_ignored():
+                self.saved.append(native.save(self.folder, fit.steps, self._write(fit), replacing=replacing))
             if self._unread:
                 unread, self._unread = self._unread, ""
                 warn_user(unread, stacklevel=2)
