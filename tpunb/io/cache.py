@@ -87,6 +87,18 @@ def folder() -> Path | None:
     return user_cache_path("tpunb")
 
 
+def private_folder(name: str) -> Path | None:
+    """Return a folder of the cache that no other user can enter, for what runs or is shown as it is; else None."""
+    if (root := folder()) is None:
+        return None
+    try:
+        (path := root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = path.lstat()
+    except OSError:  # a full or read-only disk
+        return None
+    return path if not hasattr(os, "getuid") or (info.st_uid, info.st_mode & 0o077) == (os.getuid(), 0) else None
+
+
 def entry(file: Location) -> Path | None:
     """Return the path of the entry of a file; None if changes of the file cannot be detected."""
     root = folder()
@@ -137,11 +149,11 @@ def drawn_entry(run: Location, *settings: object) -> Path | None:
 
     A change of any file, of the settings or of tpunb gives another path.
     """
-    root, stamps = folder(), {name: file.stamp for name, file in sorted(run.below().items())}
+    root, stamps = private_folder("drawn"), {name: file.stamp for name, file in sorted(run.below().items())}
     if root is None or None in stamps.values():
         return None
     identity = [str(Path(run.path).absolute()), stamps, _changed_ns(), *settings]
-    return root / "drawn" / hashlib.sha256(json.dumps(identity).encode("utf8", "surrogatepass")).hexdigest()
+    return root / hashlib.sha256(json.dumps(identity).encode("utf8", "surrogatepass")).hexdigest()
 
 
 def _changed_ns() -> int:
