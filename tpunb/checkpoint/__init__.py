@@ -13,7 +13,7 @@ from tpunb.checkpoint.formats import hugging_face, keras, native, orbax, tensorf
 from tpunb.checkpoint.resume import checkpointing, restore, save
 from tpunb.errors import ProfileNotFound, TpunbError
 from tpunb.text import format_error
-from tpunb.training.snapshot import DAMAGED, BadSnapshot, is_temporary
+from tpunb.training.snapshot import DAMAGED, is_temporary
 
 __all__ = ["Checkpoint", "Checkpoints", "Skipped", "checkpointing", "checkpoints", "restore", "save"]
 
@@ -72,7 +72,5 @@ def _found(reader: Any, folder: Path, names: Sequence[str]) -> Iterator[Checkpoi
     """Yield the checkpoints of a format; what no writer writes, such as a time of 1e300, skips them."""
     try:
         yield from reader.find(folder, names)
-    except BadSnapshot as error:
-        yield Skipped(folder, error.reason)
     except DAMAGED as error:
         yield Skipped(folder, f"cannot be read: {format_error(error)}")

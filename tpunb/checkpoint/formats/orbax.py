@@ -12,7 +12,8 @@ from typing import Any
 from tpunb.checkpoint.catalog import Checkpoint, Skipped
 from tpunb.checkpoint.formats import last_number, size_of, step_in, time_of
 from tpunb.frames.conversion import read_file
-from tpunb.training.snapshot import reading
+from tpunb.text import format_error
+from tpunb.training.snapshot import DAMAGED
 from tpunb.training.state import DATA, METRICS, OPTIMIZER, RANDOM, STATE_PARTS, WEIGHTS
 
 _METADATA, _TREE = "_CHECKPOINT_METADATA", "_METADATA"
@@ -37,12 +38,14 @@ def find(folder: Path, files: Sequence[str]) -> Iterator[Checkpoint | Skipped]:
 
 
 def _read(folder: Path) -> Checkpoint | Skipped:
-    with reading(folder / _METADATA):
+    try:
         metadata = json.loads(read_file(folder / _METADATA))
         committed = metadata.get("commit_timestamp_nsecs")
         handlers = metadata.get("item_handlers") or {}
         items = handlers if isinstance(handlers, dict) else {"": handlers}
         holds = _holds(folder, items)
+    except DAMAGED as error:
+        return Skipped(folder, f"{_METADATA} cannot be read: {format_error(error)}")
     if committed is None:
         return Skipped(folder, "was not committed")
     if missing := sorted(name for name in items if not (folder / name).is_dir()):
