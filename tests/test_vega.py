@@ -74,6 +74,7 @@ def test_a_folder_that_is_none_does_no_harm(made, tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_put_in_place_leaves_nothing_behind(made, tmp_path):
+    panel._place().parent.mkdir(mode=0o700, parents=True)
     panel._place().mkdir()
     assert panel.bundle().startswith(MADE.encode())
     assert [*(tmp_path / "cache" / "vega").iterdir()] == [panel._place()]

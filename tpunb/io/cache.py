@@ -88,15 +88,14 @@ def folder() -> Path | None:
 
 
 def private_folder(name: str) -> Path | None:
-    """Return a folder of the cache that no other user can enter, for what runs or is shown as it is; else None."""
+    """Return a folder of the cache for what runs or is shown as it is; None if other users can enter it."""
     if (root := folder()) is None:
         return None
-    try:
-        (path := root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = path.lstat()
-    except OSError:  # a full or read-only disk
-        return None
-    return path if not hasattr(os, "getuid") or (info.st_uid, info.st_mode & 0o077) == (os.getuid(), 0) else None
+    with suppress(OSError):  # it is not there yet, or nobody can read it
+        info = (root / name).lstat()
+        if hasattr(os, "getuid") and (info.st_uid, info.st_mode & 0o077) != (os.getuid(), 0):
+            return None
+    return root / name
 
 
 def entry(file: Location) -> Path | None:

@@ -134,6 +134,7 @@ def bundle() -> bytes:
     made = vl_convert.javascript_bundle("globalThis.tpunbVega = { vegaEmbed };", vl_version=VEGA_LITE).encode() + _END
     if kept is not None:
         with suppress(OSError):  # a disk that is full, or a folder not to be written
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(kept, made)
     return made
 
