@@ -95,3 +95,9 @@ def test_what_was_fast_is_not_kept(tmp_path, texts, monkeypatch):
     monkeypatch.setattr(explorer, "_SLOW_S", 1e9)
     tp.explore(shutil.copytree(SAMPLE, tmp_path / "run"))._ipython_display_()
     assert not (tmp_path / "cache" / "drawn").exists()
+
+
+def test_what_others_may_have_drawn_is_not_shown(run, tmp_path):
+    assert is_kept(run)
+    (tmp_path / "cache" / "drawn").chmod(0o755)
+    assert not is_kept(run)

@@ -107,8 +107,8 @@ def test_evidence_is_the_frame_behind_a_figure():
 
 def test_markdown_and_text_have_the_same_lines():
     report = tp.report(phases_of("keras_cnn"))
-    plain = report.to_markdown().replace("**", "").replace("- ", "  ").splitlines()
-    assert plain == str(report).splitlines()
+    shown = report.to_markdown().replace("**", "").replace("- ", "  ").splitlines()
+    assert shown == str(report).splitlines()  # none of its names is markup
     assert report._repr_markdown_() == report.to_markdown()
     assert repr(report).startswith("Report(keras_cnn: ")
 

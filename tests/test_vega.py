@@ -32,7 +32,7 @@ def test_it_is_made_once_and_kept(made, tmp_path):
     assert panel.bundle() is first
     assert another_kernel() == first
     assert len(made) == 1
-    (kept,) = (tmp_path / "cache").iterdir()
+    (kept,) = (tmp_path / "cache" / "vega").iterdir()
     assert kept.read_bytes() == first
     assert kept.name == f"vega-{panel.VEGA_LITE}-{version('vl-convert-python')}.js"
     assert kept.parent.stat().st_mode & 0o777 == 0o700
@@ -41,11 +41,29 @@ def test_it_is_made_once_and_kept(made, tmp_path):
 @pytest.mark.parametrize("damage", [lambda whole: whole[:10], lambda whole: b"", lambda whole: b"<html>no</html>"])
 def test_a_damaged_file_is_made_anew(made, tmp_path, damage):
     whole = panel.bundle()
-    (kept,) = (tmp_path / "cache").iterdir()
+    (kept,) = (tmp_path / "cache" / "vega").iterdir()
     kept.write_bytes(damage(whole))
     assert another_kernel() == whole
     assert kept.read_bytes() == whole
     assert len(made) == 2
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o777])
+def test_what_others_may_have_put_there_does_not_run(made, tmp_path, mode):
+    whole = panel.bundle()
+    (kept,) = (tmp_path / "cache" / "vega").iterdir()
+    kept.write_bytes(b"steal(); // whole")
+    kept.parent.chmod(mode)
+    assert another_kernel() == whole
+    assert kept.read_bytes() == b"steal(); // whole"  # nor is anything written where others may look
+
+
+def test_a_link_to_a_folder_of_others_is_not_followed(made, tmp_path):
+    (tmp_path / "others").mkdir(mode=0o700)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "vega").symlink_to(tmp_path / "others")
+    assert panel.bundle().startswith(MADE.encode())
+    assert [*(tmp_path / "others").iterdir()] == []
 
 
 def test_a_folder_that_is_none_does_no_harm(made, tmp_path, monkeypatch):
@@ -56,9 +74,10 @@ def test_a_folder_that_is_none_does_no_harm(made, tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_put_in_place_leaves_nothing_behind(made, tmp_path):
-    panel._place().mkdir(parents=True)
+    panel._place().parent.mkdir(mode=0o700, parents=True)
+    panel._place().mkdir()
     assert panel.bundle().startswith(MADE.encode())
-    assert [*(tmp_path / "cache").iterdir()] == [panel._place()]
+    assert [*(tmp_path / "cache" / "vega").iterdir()] == [panel._place()]
 
 
 def test_a_disk_that_is_full_does_no_harm(made, tmp_path, monkeypatch):
@@ -69,7 +88,7 @@ def test_a_disk_that_is_full_does_no_harm(made, tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
     assert panel.bundle().startswith(MADE.encode())
-    assert [*(tmp_path / "cache").iterdir()] == []
+    assert [*(tmp_path / "cache" / "vega").iterdir()] == []
 
 
 def test_off_keeps_nothing(made, tmp_path, monkeypatch):
@@ -83,7 +102,7 @@ def test_off_keeps_nothing(made, tmp_path, monkeypatch):
 def test_without_a_word_it_is_kept_where_the_system_keeps_such_things(monkeypatch, tmp_path):
     monkeypatch.delenv("TPUNB_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert panel._place().parent.name == "tpunb"
+    assert panel._place().parent == tmp_path / "tpunb" / "vega"
 
 
 def test_the_real_one_is_one_module_that_a_page_can_bear():

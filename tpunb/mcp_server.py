@@ -31,6 +31,7 @@ from tpunb.analysis.run import phases
 from tpunb.analysis.slowdown import slowdown
 from tpunb.errors import NoSteps, ProfileNotFound, TpunbError, need, not_kept
 from tpunb.frames import Phases, Profile
+from tpunb.frames.conversion import read_file
 from tpunb.io import load
 from tpunb.io.run_folder import RUN
 from tpunb.text import cut, format_error, plain, plural
@@ -244,9 +245,12 @@ class RunTools:
             for each in (Path(parent, entry) for entry in (*folders, *files)):
                 with suppress(FileNotFoundError):  # of a run that is being written
                     info = each.lstat()
-                    if stat.S_ISLNK(info.st_mode):
-                        link = cut(each.relative_to(self.root).as_posix())
-                        raise TpunbError(f"{link!r} is a link, which is not followed", hint="copy the file it names")
+                    if not (stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)):
+                        is_link, entry = stat.S_ISLNK(info.st_mode), cut(each.relative_to(self.root).as_posix())
+                        problem = "a link, which is not followed" if is_link else "neither a file nor a folder"
+                        raise TpunbError(
+                            f"{entry!r} is {problem}", hint="copy the file it names" if is_link else "remove it"
+                        )
                     stamp.append((str(each), info.st_mtime_ns, info.st_size))
             if len(stamp) > _FILES:
                 raise TpunbError(f"{cut(name)!r} has over {plural(_FILES, 'file')}", hint="name one run of list_runs")
@@ -261,7 +265,7 @@ class RunTools:
             return None
         if (info := path.stat()).st_size > _SOURCE_BYTES:
             return None
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_file(path, _SOURCE_BYTES).decode("utf-8", "replace").splitlines()
         first, began_ns = max(line - _AROUND, 1), _grouped(*self._located(run))[2]
         shown = enumerate(lines[first - 1 : line + _AROUND], first)
         return {

@@ -20,6 +20,8 @@ def format_error(error: BaseException) -> str:
     lines = [line for line in lines if line and not _FRAMING.match(line)]
     raised = [line for line in lines if _RAISED.match(line)]
     line = cut(plain((raised or lines or [""])[0]), 300)
+    if "set_int_max_str_digits" in line:  # Python's hint, of no use for a file
+        line = "a number in it has too many digits"
     if hasattr(error, "hint"):  # a TpunbError: its message says what kind it is
         return "; ".join(filter(None, [line, plain(error.hint or "")]))
     return line if raised else ": ".join(filter(None, [type(error).__name__, line]))
@@ -149,6 +151,30 @@ def rough(picoseconds: float) -> str:
 def plain(text: str) -> str:
     """Return `text` without the characters that command a terminal, turn a line around or end it."""
     return "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
+
+
+_WORD = re.compile(r"(?P<code>(?<![^\s(])`[^`]+`(?=[,.;:)]*(?:\s|$)))|(?<!\S)\((?=`)|\S+")
+_MARKUP = re.compile(
+    r"[<>`*|~#@\\$^]|\[(?!\d)|\](?=\S)|(?<![^\W_])_|_(?![^\W_])|://|www\.|:[\w+-]+:|&#?\w+;|!\d|%\w|GH-\d|^[-+=]+$"
+)
+"""Words of a text for Markdown, code spans among them; and what is markup, a mention or a link in a word."""
+
+
+def markdown(text: str) -> str:
+    r"""Return Markdown that shows a text as it is: words that would be markup or mention somebody are code.
+
+    >>> markdown("see @all: <img src=x> ![p](http://a/p.png) keras_cnn, `tp.load(x)`")
+    'see `@all:` `<img` `src=x>` `![p](http://a/p.png)` keras_cnn, `tp.load(x)`'
+    """
+
+    def shown(match: re.Match[str]) -> str:
+        word = match[0]
+        if match["code"] or not _MARKUP.search(word):
+            return word
+        fence = "`" * (1 + max(map(len, re.findall("`+", word)), default=0))
+        return f"{fence} {word} {fence}" if "`" in word else f"{fence}{word}{fence}"
+
+    return _WORD.sub(shown, plain(text))
 
 
 def cut(text: str, limit: int = 48) -> str:

@@ -16,7 +16,7 @@ import psutil
 from threadpoolctl import threadpool_limits
 
 from tpunb.errors import ProfileNotFound
-from tpunb.frames.conversion import write_atomically
+from tpunb.frames.conversion import read_file, write_atomically
 from tpunb.frames.hardware import Device, Level, cpu_threads, this_cpu
 from tpunb.io import cache, run_folder
 from tpunb.text import plain
@@ -95,7 +95,7 @@ def kept() -> tuple[Device, str]:
     name = this_cpu()
     if name not in _MEASURED and (file := _file(name)) is not None:
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            _MEASURED[name] = Device.from_json(file.read_bytes())
+            _MEASURED[name] = Device.from_json(read_file(file))
     if name in _MEASURED:
         return _MEASURED[name], "peaks of this CPU measured earlier"
     begun = time.perf_counter()

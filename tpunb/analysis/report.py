@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from tpunb.errors import NoSteps, TpunbError
 from tpunb.frames import Phases, Profile
 from tpunb.io.run_storage import is_written
 from tpunb.schema import ACCOUNTS, MEMORY
-from tpunb.text import cut, duration, format_error, percent, plain, plural, short_time
+from tpunb.text import cut, duration, format_error, markdown, percent, plain, plural, short_time
 
 FORMAT = 1
 """Version of the JSON; its schema is ``docs/report.schema.json``."""
@@ -101,11 +101,11 @@ class Report:
 
     def to_text(self, *, bold: str = "{}") -> str:
         """Return the report as lines for a terminal, headings in the format `bold`."""
-        return "\n".join(_lines(self.content, bold=bold, item="  {}"))
+        return "\n".join(_lines(self.content, str, bold=bold, item="  {}"))
 
     def to_markdown(self) -> str:
         """Return the report as Markdown, such as a comment on a change."""
-        return "\n".join(_lines(self.content, bold="**{}**", item="- {}"))
+        return "\n".join(_lines(self.content, markdown, bold="**{}**", item="- {}"))
 
 
 def report(run: Run) -> Report:
@@ -416,39 +416,38 @@ def _rounded(share: float) -> float:
     return round(share, 4)
 
 
-def _lines(content: Mapping[str, Any], *, bold: str, item: str) -> Iterator[str]:
-    """Yield the lines of a report; names of the program were made plain before."""
+def _lines(content: Mapping[str, Any], text: Callable[[str], str], *, bold: str, item: str) -> Iterator[str]:
+    """Yield the lines of a report, each a `text` in a format; names of the program were made plain before."""
     run = content["run"]
     facts = [f"{plural(run['steps'], 'step')}, {run['traced']:,} traced in full"]
     facts += [str(run[name]) for name in ("program", "device", "data") if name in run]
-    yield bold.format(f"{run['name'] or 'Run'}: {content['verdict']['sentence']}")
+    yield bold.format(text(f"{run['name'] or 'Run'}: {content['verdict']['sentence']}"))
     yield ""
-    yield f"{', '.join(facts)}."
+    yield text(f"{', '.join(facts)}.")
     if content["accounts"]:
         yield from ("", bold.format(f"Where {_text(content['run time'])} went"))
         for each in content["accounts"]:
             why = [f"{cause['cause']} {_text(cause['time'])}" for cause in each.get("causes", [])]
             named = [cause for cause in each.get("causes", []) if cause["cause"] != INSIDE_STEPS]
             why += [f"at {each['place']}"] if "place" in each and not named else []
-            yield item.format(
-                f"{_figure(each['time'])} {ACCOUNTS[each['account']].phrase or each['account']}" + _list(why)
-            )
+            account = ACCOUNTS[each["account"]].phrase or each["account"]
+            yield item.format(text(f"{_figure(each['time'])} {account}{_list(why)}"))
     if content["phases"]:
         yield from ("", bold.format("Phases"))
         for each in content["phases"]:
             waits = [f"{name} {percent(each[name]['share'])} of it" for name in ("input", "idle") if name in each]
             steps = f"{plural(each['steps'], 'step')} of {_text(each['step'])}"
-            yield item.format(f"{_figure(each['time'])} {each['name']}: {steps}" + "".join(f", {w}" for w in waits))
+            yield item.format(text(", ".join([f"{_figure(each['time'])} {each['name']}: {steps}", *waits])))
     if of := [f"{name} {_size(figure)}" for name, figure in content["memory"].items() if figure is not None]:
-        yield from ("", f"Memory at most: {', '.join(of)}.")
+        yield from ("", text(f"Memory at most: {', '.join(of)}."))
     if content["actions"]:
         yield from ("", bold.format("What to do"))
         for each in content["actions"]:
             saves = "" if each["saves"] is None else f": saves at most {_figure(each['saves'])}"
-            yield item.format(f"{each['try']}{saves}")
+            yield item.format(text(f"{each['try']}{saves}"))
     if content["unknown"]:
         yield from ("", bold.format("Not known"))
-        yield from (item.format(f"{each['what']} ({each['shown by']})") for each in content["unknown"])
+        yield from (item.format(text(f"{each['what']} ({each['shown by']})")) for each in content["unknown"])
 
 
 def _list(causes: list[str]) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from tpunb.checkpoint.catalog import Checkpoint, Checkpoints, Skipped
 from tpunb.checkpoint.formats import hugging_face, keras, native, orbax, tensorflow, torch
 from tpunb.checkpoint.resume import checkpointing, restore, save
 from tpunb.errors import ProfileNotFound, TpunbError
-from tpunb.training.snapshot import is_temporary
+from tpunb.text import format_error
+from tpunb.training.snapshot import DAMAGED, is_temporary
 
 __all__ = ["Checkpoint", "Checkpoints", "Skipped", "checkpointing", "checkpoints", "restore", "save"]
 
@@ -50,12 +53,24 @@ def checkpoints(dir: str | os.PathLike[str]) -> Checkpoints:  # noqa: A002  the 
 
 def _scan(top: Path) -> Iterator[Checkpoint | Skipped]:
     for path, below, files in os.walk(top):
-        folder, names = Path(path), sorted(files)
-        whole = [checkpoint for reader in _FOLDER_FORMATS for checkpoint in reader.find(folder, names)][:1]
+        folder, others = Path(path), set[str]()
+        with suppress(OSError), os.scandir(path) as entries:  # suppress: a snapshot that was just renamed
+            others = {each.name for each in entries if not (each.is_file() or each.is_dir()) and Path(each).exists()}
+        yield from (Skipped(folder / name, "is neither a file nor a folder") for name in others)
+        names = sorted({*files} - others)
+        whole = [checkpoint for reader in _FOLDER_FORMATS for checkpoint in _found(reader, folder, names)][:1]
         if whole or _SAVED_MODEL in names:
             below.clear()
             yield from whole
         else:
             below[:] = sorted(name for name in below if not name.startswith(".") or is_temporary(folder / name))
             for reader in _FILE_FORMATS:
-                yield from reader.find(folder, names)
+                yield from _found(reader, folder, names)
+
+
+def _found(reader: Any, folder: Path, names: Sequence[str]) -> Iterator[Checkpoint | Skipped]:
+    """Yield the checkpoints of a format; what no writer writes, such as a time of 1e300, skips them."""
+    try:
+        yield from reader.find(folder, names)
+    except DAMAGED as error:
+        yield Skipped(folder, f"cannot be read: {format_error(error)}")

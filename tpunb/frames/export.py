@@ -138,7 +138,7 @@ def _percent(share: float | None) -> float | None:
 def csv(folder: Path, phases: pl.DataFrame, top: pl.DataFrame) -> list[Path]:
     """Write ``phases.csv``, ``operations_host.csv`` and ``operations_device.csv`` with units in the headers.
 
-    Text that a spreadsheet would run as a formula gets an apostrophe in front.
+    Text that a spreadsheet would run as a formula gets an apostrophe in front; control characters are replaced.
     """
     tables = {
         "phases.csv": phases.select(
@@ -175,8 +175,8 @@ def _ms(column: str) -> pl.Expr:
 
 
 def _text(column: str) -> pl.Expr:
-    text = pl.col(column).cast(pl.String)
-    return pl.when(text.str.contains(r"^[=+\-@\t\r\n]")).then("'" + text).otherwise(text)
+    text = pl.col(column).cast(pl.String).str.replace_all(r"[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]", "\ufffd")  # as `plain`
+    return pl.when(text.str.contains(r"^[=+\-@]")).then("'" + text).otherwise(text)
 
 
 def segments(steps: pl.DataFrame, *by: str) -> pl.DataFrame:

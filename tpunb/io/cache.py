@@ -87,6 +87,17 @@ def folder() -> Path | None:
     return user_cache_path("tpunb")
 
 
+def private_folder(name: str) -> Path | None:
+    """Return a folder of the cache for what runs or is shown as it is; None if other users can enter it."""
+    if (root := folder()) is None:
+        return None
+    with suppress(OSError):  # it is not there yet, or nobody can read it
+        info = (root / name).lstat()
+        if hasattr(os, "getuid") and (info.st_uid, info.st_mode & 0o077) != (os.getuid(), 0):
+            return None
+    return root / name
+
+
 def entry(file: Location) -> Path | None:
     """Return the path of the entry of a file; None if changes of the file cannot be detected."""
     root = folder()
@@ -137,11 +148,11 @@ def drawn_entry(run: Location, *settings: object) -> Path | None:
 
     A change of any file, of the settings or of tpunb gives another path.
     """
-    root, stamps = folder(), {name: file.stamp for name, file in sorted(run.below().items())}
+    root, stamps = private_folder("drawn"), {name: file.stamp for name, file in sorted(run.below().items())}
     if root is None or None in stamps.values():
         return None
     identity = [str(Path(run.path).absolute()), stamps, _changed_ns(), *settings]
-    return root / "drawn" / hashlib.sha256(json.dumps(identity).encode("utf8", "surrogatepass")).hexdigest()
+    return root / hashlib.sha256(json.dumps(identity).encode("utf8", "surrogatepass")).hexdigest()
 
 
 def _changed_ns() -> int:

@@ -14,6 +14,7 @@ import polars as pl
 
 from tpunb.errors import BadProfile, ProfileNotFound, TpunbError, warn_user, wrong_type
 from tpunb.frames import Profile
+from tpunb.frames.conversion import read_file
 from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.profile import device_kinds
@@ -186,8 +187,8 @@ def _runs_in(top: Path) -> list[str]:
             name = Path(parent).relative_to(top).as_posix()
             if _RANK.match(f"{name}/{run_folder.RUN}"):
                 return []
-            with suppress(OSError):
-                runs += [name] * (b'"tpunb"' in Path(parent, run_folder.RUN).read_bytes())
+            with suppress(OSError, BadProfile):
+                runs += [name] * (b'"tpunb"' in read_file(Path(parent, run_folder.RUN)))
                 folders.clear()
         if len(runs) == _MANY_RUNS:
             break
@@ -297,7 +298,7 @@ def _runs(files: Mapping[str, Location]) -> list[str]:
     for name in sorted(files):
         if name.endswith(f"/{run_folder.RUN}"):
             with suppress(BadProfile):
-                if b'"tpunb"' in storage.read(files[name]).tobytes():
+                if b'"tpunb"' in storage.read_small(files[name]):
                     runs.append(name.rpartition("/")[0])
     return runs
 

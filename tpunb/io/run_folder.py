@@ -49,6 +49,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import BadProfile, TpunbError, warn_user
 from tpunb.frames import Profile, Steps
+from tpunb.frames.conversion import check_file, open_file, read_file
 from tpunb.frames.hardware import Device
 from tpunb.frames.profile import device_kinds
 from tpunb.frames.steps import WallClock
@@ -113,7 +114,7 @@ TRIES = 16
 
 _PART = re.compile(r"parts/([0-9]+(?:-[0-9]+)?)/([a-z]+)\.parquet")
 _RAW = re.compile(r"plugins/profile/([0-9]+)/([^/]*)\.(?:xplane\.pb|trace\.json)")
-_UNREADABLE = (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
+_UNREADABLE = (OSError, BadProfile, pl.exceptions.PolarsError, pl.exceptions.PanicException)
 
 
 def raw_name(window: int, host: str, ending: str) -> str:
@@ -335,8 +336,13 @@ def _fetch(files: Mapping[str, Location]) -> dict[str, _Source]:
         long = _is_long(files)
         for name, path in paths.items():
             with suppress(FileNotFoundError):  # the run has just ended, or a part been merged
-                if name in (TAIL, LATEST) or (_holds_ops(name) and not long):
-                    sources[name] = path.read_bytes()
+                if name == LATEST:
+                    with open_file(path) as file:
+                        sources[name] = file.read(_ROW * LATEST_STEPS)
+                elif name == TAIL:
+                    sources[name] = read_file(path)
+                elif _holds_ops(name) and not long:
+                    sources[name] = read_file(path, storage.LIMIT)
         return sources
     contents = dict(zip(files, storage.fetch([*files.values()]), strict=True))
     if gone := [file for name, file in files.items() if contents[name] is None]:
@@ -353,7 +359,7 @@ def _is_long(files: Mapping[str, Location]) -> bool:
     if RUN not in files or files[RUN].url:
         return False
     with suppress(OSError, ValueError, AttributeError, RecursionError):  # as `_facts` will say
-        running = json.loads(Path(files[RUN].path).read_bytes()).get("state", "running") == "running"
+        running = json.loads(read_file(files[RUN].path)).get("state", "running") == "running"
         return not running and sum(file.size for name, file in files.items() if _holds_ops(name)) > _MOST_KEPT
     return False
 
@@ -361,9 +367,11 @@ def _is_long(files: Mapping[str, Location]) -> bool:
 def _facts(source: _Source, folder: Location) -> dict[str, Any]:
     path = f"{str(folder).rstrip('/')}/{RUN}"
     try:
-        facts = json.loads((source.read_bytes() if isinstance(source, Path) else source).decode())
+        facts = json.loads((read_file(source) if isinstance(source, Path) else source).decode())
+    except BadProfile:
+        raise
     except (OSError, ValueError, RecursionError) as error:
-        raise BadProfile(f"{path}: not a run's run.json: {error}") from error
+        raise BadProfile(f"{path}: not a run's run.json: {format_error(error)}") from error
     if not isinstance(facts, dict) or "tpunb" not in facts:
         raise BadProfile(f"{path}: not a run's run.json: it has no 'tpunb'")
     version = facts["tpunb"]
@@ -392,7 +400,7 @@ def _device(files: Mapping[str, Location]) -> Device | None:
     if DEVICE not in files:
         return None
     try:
-        return Device.from_json(storage.read(files[DEVICE]).tobytes())
+        return Device.from_json(storage.read_small(files[DEVICE]))
     except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         warn_user(f"{DEVICE} is ignored: {format_error(error)}", stacklevel=2)
         return None
@@ -502,4 +510,7 @@ def _stack(sources: Sequence[_Source], table: str) -> Any:
     """Return a table, of operations a scan."""
     if not sources:
         return pl.DataFrame(schema=TABLES[table])
+    for source in sources:
+        if isinstance(source, Path):
+            check_file(source)  # which polars opens
     return (parquet.scan if table == OPS else parquet.read)(sources, TABLES[table])

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from uuid import uuid4
 from weakref import WeakSet
 
-from tpunb.errors import CaptureBusy, ProfileNotFound, TpunbError
-from tpunb.frames.conversion import write_atomically
+from tpunb.errors import BadProfile, CaptureBusy, ProfileNotFound, TpunbError
+from tpunb.frames.conversion import open_file, read_file, write_atomically
 from tpunb.io import storage
 from tpunb.io.run_folder import RUN
 from tpunb.text import format_error
@@ -108,7 +108,7 @@ class LocalFiles:
     def _move_aside(self, lock: FolderLock | None) -> Path:
         """Rename an earlier run to the next free name."""
         if lock is None:  # the file system has no locks
-            refuse_if_running(str(self._folder), (self._folder / RUN).read_bytes())
+            refuse_if_running(str(self._folder), read_file(self._folder / RUN))
         number = 1
         while (aside := self._folder.with_name(f"{self._folder.name}-{number}")).exists():
             number += 1
@@ -146,7 +146,7 @@ class RemoteFiles:
             return None
         if RUN not in files:
             raise refused(self._url)
-        refuse_if_running(self._url, storage.read(files[RUN]).tobytes())
+        refuse_if_running(self._url, storage.read_small(files[RUN]))
         return self._bounded(lambda: self._move_aside(sorted(files)))
 
     def put(self, name: str, data: bytes) -> None:
@@ -282,7 +282,7 @@ class FolderLock:
             return None
         path, tries = folder / LOCK, 2
         while True:
-            file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+")
+            file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "r+")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_at(file, path):
@@ -331,11 +331,11 @@ def is_written(folder: Path) -> bool:
     try:
         import fcntl
 
-        with (folder / LOCK).open("rb") as file:
+        with open_file(folder / LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except (ImportError, OSError):
+    except (ImportError, OSError, BadProfile):
         pass
     return False
 

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpunb.errors import BadProfile, MissingExtra, ProfileNotFound, TpunbError, wrong_type
+from tpunb.frames.conversion import METADATA_BYTES, open_file
 from tpunb.text import format_error
 
 PathLike = str | os.PathLike[str]
@@ -40,8 +41,8 @@ LIMIT = 2**31 - PADDING
 PATIENCE_S = 120.0
 """Seconds until a server must respond: its client may retry for half an hour."""
 
-RATIO, FREE = 100, 256 << 20
-"""Times its size to which a zipped profile may unzip, and bytes to which any may: real ones have less than 40 times."""
+RATIO, FREE = 100, 64 << 20
+"""Times its size to which a compressed profile may grow, and bytes to which any may: real ones have less than 40."""
 
 _BLOCK = 16 << 20  # bytes read at a time: many for a network, few beside a large profile
 _PIECE = 1 << 18  # bytes between two reports of progress
@@ -254,9 +255,9 @@ def find(path: PathLike) -> Location:
 
 
 def resolve(text: str) -> Path | str:
-    """Return a URL as it is, and a local path, also of a ``file://`` URL, with ``~`` expanded."""
-    if text.lower().startswith("file://"):
-        text = unquote(text[len("file://") :].removeprefix("localhost"))
+    """Return a URL as it is, and a local path, also of a ``file://`` or ``local://`` URL, with ``~`` expanded."""
+    if text.lower().startswith(("file://", "local://")):
+        text = unquote(text.partition("://")[2].removeprefix("localhost"))
     return text if _URL.match(text) else Path(os.path.expanduser(text))  # noqa: PTH111  Path raises for unknown users
 
 
@@ -379,6 +380,13 @@ def fetch(files: Sequence[Location]) -> list[bytes | None]:
     return [None if isinstance(data, Exception) else data for data in contents]
 
 
+def read_small(file: Location) -> bytes:
+    """Return the contents of a file of facts, which has `METADATA_BYTES` at most."""
+    if file.size > METADATA_BYTES:
+        raise BadProfile(f"{file}: {file.size:,} bytes; such a file has at most {METADATA_BYTES:,}")
+    return read(file).tobytes()
+
+
 def read(file: Location, progress: Callable[[int], None] = lambda _: None) -> Bytes:
     """Return the contents of a file, unzipped, with `PADDING` zeros after the last byte; of Riegeli files the records.
 
@@ -389,25 +397,25 @@ def read(file: Location, progress: Callable[[int], None] = lambda _: None) -> By
         raise BadProfile(f"{file}: neither a file nor a folder")
     # from the web in one stream: a file server may not support ranges
     options = {"mode": "rb", "block_size": 0 if file._is_web else _BLOCK, "cache_type": "none"}
-    with _errors(file), file.fs.open(file.path, **options) if file.url else io.FileIO(file.path) as raw:
+    with _errors(file), file.fs.open(file.path, **options) if file.url else open_file(file.path) as raw:
         stream = io.BufferedReader(_Progress(raw, progress), _PIECE)
+        most = min(LIMIT, max(FREE, RATIO * size)) if size else LIMIT  # bytes once decompressed
         if stream.peek(2)[:2] != _GZIP:
-            return _records(_whole(stream, size, file, LIMIT), file)
+            return _records(_whole(stream, size, file, LIMIT), file, most)
         try:
             with gzip.GzipFile(fileobj=stream) as unzipped:
-                most = min(LIMIT, max(FREE, RATIO * size)) if size else LIMIT
-                return _records(_whole(unzipped, min(16 * size, most - 1), file, most), file)
+                return _records(_whole(unzipped, min(16 * size, most - 1), file, most), file, most)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise BadProfile(f"{file}: cannot be read: {format_error(error)}") from error
 
 
-def _records(data: Bytes, file: Location) -> Bytes:
+def _records(data: Bytes, file: Location, most: int) -> Bytes:
     """Return the records of a Riegeli file one after the other, as one XSpace; other data unchanged."""
     if data[: len(_RIEGELI)].tobytes() != _RIEGELI:
         return data
     from tpunb.io import riegeli
 
-    chunks = riegeli.records(data, source=str(file), limit=LIMIT - 1)
+    chunks = riegeli.records(data, source=str(file), limit=most - 1)
     return np.frombuffer(bytearray().join([*chunks, bytes(PADDING)]), np.uint8)[:-PADDING]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpunb.errors import TpunbError, warn_user
+from tpunb.frames.conversion import read_file
 from tpunb.text import plural
 from tpunb.training.state import digest
 
@@ -229,10 +230,10 @@ def _lines(file: Path) -> list[list[Any]]:
     """Return the lines of a file of fingerprints up to one that is damaged; none if it cannot be read."""
     lines = list[list[Any]]()
     try:
-        for line in file.read_text().splitlines():
+        for line in read_file(file).decode().splitlines():
             step, data, logs = json.loads(line)
             lines.append([int(step), str(data), str(logs)])
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError):
         pass
     return lines
 

@@ -45,6 +45,8 @@ class FitStart(NamedTuple):
                 f"{folder.name} is a checkpoint of a custom loop, not of fit",
                 hint="restore it with tpunb.checkpoint.restore",
             )
+        if len(metadata["ended"]) < metadata["fit"]:
+            raise snapshot.BadSnapshot(folder, f"{snapshot.METADATA} lacks fits before its own")
         return cls(folder, metadata, Resumed.read(folder, metadata, on_divergence))
 
     @property

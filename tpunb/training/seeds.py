@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tpunb.errors import TpunbError
+from tpunb.training.snapshot import reading
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +61,10 @@ def host_random_state() -> dict[str, Any]:
     }
 
 
+_SAVED = Path("the checkpoint", "its random state")
+
+
+@reading(_SAVED)
 def set_host_random_state(state: Mapping[str, Any]) -> None:
     """Restore a state of `host_random_state`."""
     version, numbers, gauss = state["python"]
@@ -105,6 +111,7 @@ def tensorflow_random_state() -> Any:
     return [context._seed, None if drawn is None else [drawn[0], list(drawn[1]), drawn[2]]]
 
 
+@reading(_SAVED)
 def set_tensorflow_random_state(state: Any) -> None:
     """Restore a state of `tensorflow_random_state`, and the operations that hold eager seeds drawn since."""
     if (context := _tensorflow_context()) is None or state in (None, tensorflow_random_state()):

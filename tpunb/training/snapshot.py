@@ -7,15 +7,20 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path, PurePosixPath
+from pickle import UnpicklingError
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tpunb.errors import TpunbError
+from tpunb.errors import TpunbError, brief
+from tpunb.frames.conversion import check_file, open_file, open_zip, read_file
+from tpunb.text import format_error
 
 Arrays = Mapping[str, Sequence[NDArray[Any]]]
 """Values of variables, in order, by part of the state."""
@@ -26,6 +31,16 @@ METADATA = "tpunb.json"
 FORMAT = 1
 _NAME, _TEMPORARY = "tpunb-", ".tpunb-"
 _VARIABLES = "variables.npz"
+_METADATA_BYTES = 64 << 20  # real ones have some kB, and orders of shuffles
+_TYPES: Mapping[type, str] = {
+    str: "why fingerprints varying trainer",
+    int: "fit loop call epoch exact global_seed",
+    list: "holds seeds block_random callbacks",
+    dict: "files parts random data progress",
+}  # of metadata that have the same type in all snapshots
+
+DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, EOFError, RuntimeError)
+"""What reading a file raises that is not as its program writes it; RecursionError is the last."""
 
 
 class BadSnapshot(TpunbError):
@@ -36,6 +51,22 @@ class BadSnapshot(TpunbError):
             f"{folder.name} cannot be resumed: {reason}", hint="use one of tp.checkpointing or tpunb.checkpoint.save"
         )
         self.reason = reason
+
+
+class _Facts(dict[str, Any]):
+    """An object of the metadata, which says what it lacks."""
+
+    def __missing__(self, name: str) -> Any:
+        raise BadSnapshot(Path("the checkpoint"), f"{METADATA} lacks {name!r}")
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Raise errors in reading a file of a snapshot as `BadSnapshot`."""
+    try:
+        yield
+    except (*DAMAGED, MemoryError, UnpicklingError, BadZipFile) as error:
+        raise BadSnapshot(file.parent, f"{file.name} cannot be read: {format_error(error)}") from error
 
 
 def write(
@@ -78,15 +109,21 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     file = folder / METADATA
     if not file.is_file():
         raise BadSnapshot(folder, "it is not a checkpoint of tpunb")
-    try:
-        metadata: dict[str, Any] = json.loads(file.read_text())
+    with reading(file):
+        for parent, folders, names in os.walk(folder):  # any reader may open them
+            for name in names:
+                check_file(Path(parent, name))
+            if links := [name for name in folders if Path(parent, name).is_symlink()]:
+                raise ValueError(f"{min(links)} is a link to a folder")
+        metadata: dict[str, Any] = json.loads(read_file(file, _METADATA_BYTES), object_hook=_Facts)
         if metadata.get("format") != FORMAT:
             raise ValueError(f"format {metadata.get('format')!r} is not supported by this version")
+        for kind, name in ((kind, name) for kind, names in _TYPES.items() for name in names.split()):
+            if not isinstance(metadata.get(name, kind()), kind):
+                raise ValueError(f"{name} is {brief(metadata[name])}")
         metadata["step"], metadata["time"] = int(metadata["step"]), float(metadata["time"])
         files = {name: (path_within(folder, name), int(size)) for name, size in metadata["files"].items()}
         metadata |= {"size": file.stat().st_size + sum(size for _, size in files.values())}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadSnapshot(folder, f"{METADATA} cannot be read: {error}") from error
     for name, (path, size) in files.items():
         if not path.is_file() or path.stat().st_size != size:
             raise BadSnapshot(folder, f"lacks {name} as it was written")
@@ -109,7 +146,7 @@ def write_arrays(folder: Path, arrays: Arrays) -> None:
 
 def read_arrays(folder: Path, like: Arrays) -> dict[str, list[NDArray[Any]]]:
     """Return the values of variables, in the number, shapes and types of `like`."""
-    with np.load(folder / _VARIABLES, allow_pickle=False) as file:
+    with _variables(folder) as file:
         parts = [name.rpartition("/")[0] for name in file.files]
         for part, present in like.items():
             if parts.count(part) != len(present):
@@ -122,9 +159,16 @@ def read_arrays(folder: Path, like: Arrays) -> dict[str, list[NDArray[Any]]]:
 
 def read_part(folder: Path, part: str) -> list[NDArray[Any]]:
     """Return the arrays of a part in any number, shapes and types."""
-    with np.load(folder / _VARIABLES, allow_pickle=False) as file:
+    with _variables(folder) as file:
         names = [name for name in file.files if name.rpartition("/")[0] == part]
         return [file[f"{part}/{at}"] for at in range(len(names))]
+
+
+@contextmanager
+def _variables(folder: Path) -> Iterator[Any]:
+    file = folder / _VARIABLES
+    with reading(file), open_zip(file), open_file(file) as content, np.load(content, allow_pickle=False) as arrays:
+        yield arrays
 
 
 def _bits(value: NDArray[Any]) -> NDArray[Any]:

@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tpunb.frames.conversion import open_file, open_zip, read_file
 from tpunb.text import plain
 from tpunb.training import seeds
 from tpunb.training.callbacks import GENERATORS
+from tpunb.training.snapshot import reading
 from tpunb.training.state import as_array, is_from
 
 _DEPTH, _ITEMS, _PARTS = 8, 64, 5000
@@ -85,7 +87,7 @@ def write_generator(path: Path, generator: Any) -> None:
 
 def read_generator(path: Path, generator: Any) -> None:
     """Restore a state of `write_generator`."""
-    set_encoded(generator, json.loads(path.with_suffix(".json").read_text()))
+    set_encoded(generator, json.loads(read_file(path.with_suffix(".json"))))
 
 
 def write(path: Path, content: Any) -> str:
@@ -100,7 +102,7 @@ def unsafe(path: Path) -> str:
     """Return why what `write` wrote cannot be read back, or ""."""
     import torch
 
-    with _numpy_allowed():
+    with reading(path.with_suffix(".pt")), open_zip(path.with_suffix(".pt")), _numpy_allowed():
         kinds = torch.serialization.get_unsafe_globals_in_checkpoint(path.with_suffix(".pt"))
     if not kinds:
         return ""
@@ -112,8 +114,9 @@ def read(path: Path) -> Any:
     """Return what `write` wrote, on the CPU."""
     import torch
 
-    with _numpy_allowed():
-        return torch.load(path.with_suffix(".pt"), map_location="cpu", weights_only=True)
+    file = path.with_suffix(".pt")
+    with reading(file), open_zip(file), open_file(file) as content, _numpy_allowed():
+        return torch.load(content, map_location="cpu", weights_only=True)
 
 
 def _numpy_allowed() -> AbstractContextManager[Any]:

@@ -121,8 +121,8 @@ _END = b"\n// whole"
 def bundle() -> bytes:
     """Return Vega, Vega-Lite and vega-embed as one JavaScript module that sets ``globalThis.tpunbVega``; 0.9 MB.
 
-    Made in a second or two, in which no other thread of the kernel runs, and kept in the user's cache folder (README,
-    ``TPUNB_CACHE``) for the kernels to come.
+    Made in a second or two, in which no other thread of the kernel runs, and kept for the kernels to come in a cache
+    folder (README, ``TPUNB_CACHE``) that no other user can enter: it runs in notebooks and pages.
     """
     kept = _place()
     if kept is not None:
@@ -141,5 +141,5 @@ def bundle() -> bytes:
 
 def _place() -> Path | None:
     """Return where it is kept; None where nothing is to be."""
-    folder = file_cache.folder()
+    folder = file_cache.private_folder("vega")
     return None if folder is None else folder / f"vega-{VEGA_LITE}-{version('vl-convert-python')}.js"

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from tpunb.checkpoint.catalog import Checkpoint, Skipped
 from tpunb.checkpoint.formats import size_of, time_of
+from tpunb.frames.conversion import read_file
+from tpunb.text import format_error
+from tpunb.training.snapshot import DAMAGED
 from tpunb.training.state import OPTIMIZER, RANDOM, STATE_PARTS, WEIGHTS
 
 _STATE = "trainer_state.json"
@@ -29,9 +32,9 @@ def find(folder: Path, files: Sequence[str]) -> Iterator[Checkpoint | Skipped]:
         yield Skipped(folder, f"lacks {_STATE}, which is written last")
         return
     try:
-        step = int(json.loads((folder / _STATE).read_text())["global_step"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        yield Skipped(folder, f"{_STATE} cannot be read: {error}")
+        step = int(json.loads(read_file(folder / _STATE))["global_step"])
+    except DAMAGED as error:
+        yield Skipped(folder, f"{_STATE} cannot be read: {format_error(error)}")
         return
     every = [folder / name for name in files]
     holds = tuple(part for part in STATE_PARTS if part in parts)

@@ -11,7 +11,9 @@ from typing import Any
 
 from tpunb.checkpoint.catalog import Checkpoint, Skipped
 from tpunb.checkpoint.formats import size_of, step_in, time_of
-from tpunb.errors import MissingExtra, need
+from tpunb.errors import BadProfile, MissingExtra, need
+from tpunb.frames.conversion import open_file, open_zip, read_file
+from tpunb.text import format_error
 from tpunb.training.state import OPTIMIZER, RANDOM, STATE_PARTS, WEIGHTS
 
 _BACKUP = {"latest.weights.h5", "training_metadata.json"}
@@ -34,7 +36,7 @@ def find(folder: Path, files: Sequence[str]) -> Iterator[Checkpoint | Skipped]:
         try:
             names = _shard_names(index)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            yield Skipped(index, f"cannot be read: {error}")
+            yield Skipped(index, f"cannot be read: {format_error(error)}")
         else:
             shards |= names
             yield _sharded(index, [folder / Path(name).name for name in sorted(names)])
@@ -51,10 +53,10 @@ def _single(path: Path) -> Iterator[Checkpoint | Skipped]:
         return
     try:
         if path.suffix == ".keras":
-            with zipfile.ZipFile(path) as archive, archive.open("model.weights.h5") as inner, h5py.File(inner) as file:
+            with open_zip(path) as archive, archive.open("model.weights.h5") as inner, h5py.File(inner) as file:
                 step, parts = _read(file)
         else:
-            with h5py.File(path) as file:
+            with open_file(path) as content, h5py.File(content) as file:
                 step, parts = _read(file)
         yield _checkpoint(path, [path], step, parts)
     except _NoCheckpointError:
@@ -62,7 +64,7 @@ def _single(path: Path) -> Iterator[Checkpoint | Skipped]:
             yield Skipped(path, "holds no weights")
     except zipfile.BadZipFile as error:
         yield Skipped(path, f"is not a complete .keras file: {error}")
-    except (OSError, KeyError, RuntimeError) as error:  # h5py raises any of them
+    except (OSError, KeyError, RuntimeError, BadProfile) as error:  # h5py raises any of them
         yield Skipped(path, f"cannot be read: {str(error).strip(chr(34) + chr(39))}")
 
 
@@ -78,6 +80,8 @@ def _checkpoint(path: Path, files: Sequence[Path], step: int | None, parts: Iter
 
 def _read(file: Any) -> tuple[int | None, set[str]]:
     """Return the step of the optimizer in an HDF5 file, and the parts of the state in it."""
+    if foreign := [name for name in file if type(file.get(name, getlink=True)).__name__ != "HardLink"]:
+        raise BadProfile(f"{min(foreign)!r} in it is a link, which may lead to any file")
     parts = {WEIGHTS} if any(name in file for name in _MODEL) else set()
     optimizers = [name for name in file if name in ("optimizer", "optimizer_weights")]
     if not parts and not optimizers:
@@ -95,20 +99,20 @@ def _read(file: Any) -> tuple[int | None, set[str]]:
 
 
 def _variables(group: Any) -> list[tuple[str, Any]]:
-    """Return the variables below a group, by path."""
-    variables: list[tuple[str, Any]] = []
-    group.visititems(lambda name, value: variables.append((name, value)) if hasattr(value, "shape") else None)
-    return variables
+    """Return the variables below a group, by path; none whose values are in other files."""
+    found: list[tuple[str, Any]] = []
+    group.visititems(lambda name, value: found.append((name, value)))
+    return [(name, value) for name, value in found if not getattr(value, "is_virtual", True) and not value.external]
 
 
 def _backup(folder: Path) -> Checkpoint | Skipped:
     """Return the checkpoint of ``BackupAndRestore``, which restarts the epoch in its JSON from the first batch."""
     weights, metadata = (folder / name for name in sorted(_BACKUP))
     try:
-        saved = json.loads(metadata.read_text())
+        saved = json.loads(read_file(metadata))
         position = f"epoch {int(saved['epoch'])}, batch {int(saved['batch'])}"
     except (ValueError, KeyError, TypeError) as error:
-        return Skipped(folder, f"{metadata.name} cannot be read: {error}")
+        return Skipped(folder, f"{metadata.name} cannot be read: {format_error(error)}")
     (inner,) = _single(weights)
     if isinstance(inner, Skipped):
         return Skipped(folder, f"{weights.name} {inner.reason}")
@@ -117,7 +121,7 @@ def _backup(folder: Path) -> Checkpoint | Skipped:
 
 
 def _shard_names(index: Path) -> set[str]:
-    shards = json.loads(index.read_text())["weight_map"].values()
+    shards = json.loads(read_file(index))["weight_map"].values()
     return {name for each in shards for name in ([each] if isinstance(each, str) else each)}
 
 

@@ -11,6 +11,9 @@ from typing import Any
 
 from tpunb.checkpoint.catalog import Checkpoint, Skipped
 from tpunb.checkpoint.formats import last_number, size_of, step_in, time_of
+from tpunb.frames.conversion import read_file
+from tpunb.text import format_error
+from tpunb.training.snapshot import DAMAGED
 from tpunb.training.state import DATA, METRICS, OPTIMIZER, RANDOM, STATE_PARTS, WEIGHTS
 
 _METADATA, _TREE = "_CHECKPOINT_METADATA", "_METADATA"
@@ -36,13 +39,13 @@ def find(folder: Path, files: Sequence[str]) -> Iterator[Checkpoint | Skipped]:
 
 def _read(folder: Path) -> Checkpoint | Skipped:
     try:
-        metadata = json.loads((folder / _METADATA).read_text())
+        metadata = json.loads(read_file(folder / _METADATA))
         committed = metadata.get("commit_timestamp_nsecs")
         handlers = metadata.get("item_handlers") or {}
         items = handlers if isinstance(handlers, dict) else {"": handlers}
         holds = _holds(folder, items)
-    except (ValueError, AttributeError, OSError) as error:
-        return Skipped(folder, f"{_METADATA} cannot be read: {error}")
+    except DAMAGED as error:
+        return Skipped(folder, f"{_METADATA} cannot be read: {format_error(error)}")
     if committed is None:
         return Skipped(folder, "was not committed")
     if missing := sorted(name for name in items if not (folder / name).is_dir()):
@@ -68,7 +71,7 @@ def _in_tree(path: Path, item: str) -> set[str]:
     """Return the parts of the state in a tree of arrays, by the names in their paths; by default weights."""
     if not path.exists():
         return set()
-    tree = json.loads(path.read_text()).get("tree_metadata", {})
+    tree = json.loads(read_file(path)).get("tree_metadata", {})
     parts: set[str] = set()
     for leaf in tree.values():
         if leaf.get("value_metadata", {}).get("value_type") == "scalar":

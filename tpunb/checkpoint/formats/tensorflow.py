@@ -12,6 +12,7 @@ from typing import Any
 from tpunb.checkpoint.catalog import Checkpoint, Skipped
 from tpunb.checkpoint.formats import last_number, size_of, step_in, time_of
 from tpunb.errors import MissingExtra, need
+from tpunb.frames.conversion import open_file
 from tpunb.text import format_error
 from tpunb.training.state import DATA, OPTIMIZER, RANDOM, STATE_PARTS, WEIGHTS
 
@@ -52,7 +53,7 @@ def find(folder: Path, files: Sequence[str]) -> Iterator[Checkpoint | Skipped]:
 
 
 def _is_index(path: Path) -> bool:
-    with path.open("rb") as content:
+    with open_file(path) as content:
         content.seek(max(0, path.stat().st_size - len(_MAGIC)))
         return content.read() == _MAGIC
 

@@ -14,12 +14,15 @@ from typing import Any
 
 from tpunb.checkpoint.catalog import Checkpoint, Skipped
 from tpunb.checkpoint.formats import size_of, step_in, time_of
+from tpunb.errors import BadProfile
+from tpunb.frames.conversion import open_file, open_zip
+from tpunb.text import format_error
 from tpunb.training.state import OPTIMIZER, STATE_PARTS, WEIGHTS
 
 _SUFFIXES = (".ckpt", ".pt", ".pth")
 _STEPS = ("global_step", "step", "steps", "iteration", "iter")
 _WEIGHT = re.compile(r"(^|\.)(weight|bias|running_mean)$|^[A-Za-z_]\w*(\.\w+)+$")
-_LARGEST = 1 << 28
+_LARGEST = 1 << 26
 """Bytes of a pickle, which has no tensors in it, that are read at most."""
 
 
@@ -32,15 +35,15 @@ def find(folder: Path, files: Sequence[str]) -> Iterator[Checkpoint | Skipped]:
 
 def _is_zip(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(2) == b"PK"
-    except OSError:
+    except (OSError, BadProfile):
         return False
 
 
 def _file(path: Path) -> Iterator[Checkpoint | Skipped]:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_zip(path) as archive:
             names = archive.namelist()
             pickle = next((name for name in names if name.endswith("/data.pkl")), None)
             if pickle is None or any(name.endswith("/constants.pkl") for name in names):
@@ -54,7 +57,7 @@ def _file(path: Path) -> Iterator[Checkpoint | Skipped]:
         yield Skipped(path, f"is not a complete file of torch.save: {error}")
         return
     except ValueError as error:
-        yield Skipped(path, f"cannot be read: {error}")
+        yield Skipped(path, f"cannot be read: {format_error(error)}")
         return
     parts = {OPTIMIZER} if "param_groups" in words else set()
     if has_tensors and any(map(_WEIGHT.search, words)):

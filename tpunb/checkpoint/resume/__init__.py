@@ -176,7 +176,7 @@ def resume(
     start.read_counts()
     with guard.watching(folder, metadata["time"], start.resumed.diverge), starting(start):
         if "block_random" in metadata:  # so that the cell draws as it did, such as the order of its files
-            host, tensorflow = metadata["block_random"]
+            host, tensorflow = (*metadata["block_random"], None, None)[:2]
             seeds.set_host_random_state(host)
             seeds.set_tensorflow_random_state(tensorflow)
         yield start.resumed

@@ -16,6 +16,7 @@ from tpunb import signals
 from tpunb.checkpoint.catalog import Checkpoint
 from tpunb.checkpoint.formats import native
 from tpunb.errors import TpunbError, check_whole, need, warn_user
+from tpunb.frames.conversion import read_file
 from tpunb.text import format_error
 from tpunb.tfdata import position
 from tpunb.tfdata.graph import graph_or_none
@@ -34,6 +35,7 @@ from tpunb.training.state import (
 )
 
 _NO_DATA = "no iterator over the data was given"
+_STATE_BYTES = 256 << 20  # of an iterator, which may hold elements
 _ARRAYS = "arrays"
 """Kind of the parts that are trees of arrays, and the folder in which Orbax writes them, together."""
 
@@ -153,7 +155,8 @@ def read_parts(folder: Path, saved: Mapping[str, str], parts: Mapping[str, Any])
     values: dict[str, Any] = {}
     for name, part in parts.items():
         if name not in trees and not _path(folder, name).with_suffix(".missing").exists():
-            value = _FORMATS[kinds[name]][1](_path(folder, name), part)
+            with snapshot.reading(_path(folder, name)):
+                value = _FORMATS[kinds[name]][1](_path(folder, name), part)
             values |= {name: value} if kinds[name] == _VALUES else {}
     of_nnx = {name: nnx_arrays(parts[name]) for name, kind in kinds.items() if kind == "nnx"}
     read = _read_arrays(folder / _ARRAYS, trees | of_nnx) if trees or of_nnx else {}
@@ -247,7 +250,7 @@ def _number(value: Any) -> Any:
 
 def read_state(path: Path, part: Any) -> None:
     """Restore the state of an iterator from the file of `write_state`."""
-    encoded = json.loads(path.with_suffix(".json").read_text())
+    encoded = json.loads(read_file(path.with_suffix(".json"), _STATE_BYTES))
     part.set_state(encoded["json"] if "json" in encoded else base64.b64decode(encoded["bytes"]))
 
 
@@ -311,7 +314,7 @@ def _write_settings(path: Path, part: Any) -> None:
 
 
 def _read_settings(path: Path, part: Any) -> None:
-    saved = dict(json.loads(path.with_suffix(".json").read_text()))
+    saved = dict(json.loads(read_file(path.with_suffix(".json"), _STATE_BYTES)))
     for where, owner, value in _settings(part):
         if (other := saved.get("/".join(map(str, where)), value)) != value:
             setattr(owner, where[-1], other)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from tpunb.checkpoint.resume.block import Block
 from tpunb.checkpoint.resume.loop_data import continue_pass
 from tpunb.checkpoint.resume.policy import Saving
-from tpunb.errors import TpunbError, warn_user
+from tpunb.errors import TpunbError, brief, warn_user
 from tpunb.text import format_error, plural
 from tpunb.torchdata.position import AHEAD, LoaderPass
 from tpunb.training import seeds, torch_state
@@ -281,7 +281,8 @@ class _HuggingFace(Run):
 
     def set_numbers(self, saved: dict[str, Any]) -> None:
         self.model.load_state_dict(saved.pop("state"))
-        for name, value in saved.items():
+        for name in self._NUMBERS:
+            value = saved[name]
             setattr(self.trainer, name, value.to(self.trainer.args.device) if torch_state.is_tensor(value) else value)
 
 
@@ -399,10 +400,13 @@ def listening(saving: Saving) -> Iterator[None]:
 @contextmanager
 def starting(start: FitStart) -> Iterator[None]:
     """Start the training of the block that a checkpoint was saved in from there."""
-    import_module(start.metadata["trainer"])
+    if (name := start.metadata["trainer"]) not in _TRAINERS:  # a file beside the program could have any name
+        problem = f"{start.folder.name} was saved by {brief(name)}, which is no Trainer that is supported"
+        raise TpunbError(problem, hint=f"use a checkpoint of {', '.join(_TRAINERS)}")
+    import_module(name)
     with _block.starting(start):
-        if start.metadata["trainer"] not in _block.modules:
-            problem = f"this version of {start.metadata['trainer']} is not supported"
+        if name not in _block.modules:
+            problem = f"this version of {name} is not supported"
             raise TpunbError(problem, hint="use that of the save")
         yield
 
