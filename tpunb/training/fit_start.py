@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from tpunb.errors import TpunbError
+from tpunb.frames.conversion import read_file
 from tpunb.text import plain
 from tpunb.tfdata import rewrite
 from tpunb.tfdata.graph import graph_or_none
@@ -68,18 +69,19 @@ class FitStart(NamedTuple):
 
     def end(self, number: int) -> FitStart | None:
         """Return the state in which an earlier training of the block ended; None if it was not kept."""
-        name = (self.metadata.get("ends") or {}).get(str(number), {}).get("name")
         try:
-            folder = snapshot.path_within(self.folder.parent, name or "")
-            return FitStart(folder, snapshot.read_metadata(folder), self.resumed)
-        except (ValueError, TpunbError):
+            name = self.metadata.get("ends", {}).get(str(number), {}).get("name")
+            folder = snapshot.path_within(self.folder.parent, name)
+            end = FitStart(folder, snapshot.read_metadata(folder), self.resumed)
+        except (*snapshot.DAMAGED, TpunbError):
             return None
+        return end if NUMBER[self.kind] in end.metadata else None
 
     def check_ends(self) -> None:
         """Raise an error if the program would go on from a training that is skipped without the state it left."""
-        known = self.metadata.get("ends") or {}
+        known = self.metadata.get("ends", {})
         for number in range(self.number):
-            one = known.get(str(number), {})
+            one = dict(known.get(str(number), {}))
             reason = one.get("reason") or ("" if self.end(number) is not None else "it was not kept")
             if reason:
                 place = f" after {plain(str(one['place']))}" if one.get("place") else ""
@@ -92,13 +94,14 @@ class FitStart(NamedTuple):
 
     def read_counts(self) -> None:
         """Read how many steps the saved run had taken at the end of each training, and in all if it has ended."""
-        for file in self.folder.parent.glob(f"{self.metadata.get('ends_folder') or ENDS}/*/{snapshot.METADATA}"):
-            with suppress(TpunbError):
-                end = FitStart(file.parent, snapshot.read_metadata(file.parent), self.resumed)
-                self.resumed.expected_ends[end.number] = end.step
-        with suppress(OSError, ValueError):
-            total = self.folder.parent / str(self.metadata.get("ends_folder")) / TOTAL
-            self.resumed.expected_total = json.loads(total.read_text()).get(self.kind, {})
+        with suppress(*snapshot.DAMAGED, TpunbError):
+            ends = snapshot.path_within(self.folder.parent, self.metadata.get("ends_folder", ""))
+            for folder in ends.iterdir() if ends.is_dir() else ():
+                with suppress(TpunbError):
+                    end = FitStart(folder, snapshot.read_metadata(folder), self.resumed)
+                    self.resumed.expected_ends[end.number] = end.step
+            total = json.loads(read_file(ends / TOTAL))[self.kind]
+            self.resumed.expected_total = {what: int(number) for what, number in total.items()}
 
     def restore(self, model: Any, *, metrics: bool = True) -> None:
         """Restore the variables of a model, its metrics only where asked for, and the random state."""

@@ -33,10 +33,10 @@ _NAME, _TEMPORARY = "tpunb-", ".tpunb-"
 _VARIABLES = "variables.npz"
 _METADATA_BYTES = 64 << 20  # real ones have some kB, and orders of shuffles
 _TYPES: Mapping[type, str] = {
-    str: "why fingerprints varying trainer",
+    str: "why fingerprints varying trainer ends_folder",
     int: "fit loop call epoch exact global_seed",
     list: "holds seeds block_random callbacks",
-    dict: "files parts random data progress",
+    dict: "files parts random data progress ends variables",
 }  # of metadata that have the same type in all snapshots
 
 DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, EOFError, RuntimeError)

@@ -97,6 +97,8 @@ class LoopVariables:
             return
         present, variables = self._present(frame), dict[str, Any]()
         for name, encoded in saved.items():
+            if name not in present and (name.startswith("_") or name in frame.f_globals or name in frame.f_locals):
+                continue  # a function, or a module
             slot = present.get(name, _Slot(None, name, None))
             value = _restored(slot.value, encoded, arrays, self._state)
             if slot.owner is not None:
