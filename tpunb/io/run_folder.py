@@ -56,7 +56,7 @@ from tpunb.io import logdir, parquet, programs, storage
 from tpunb.io.storage import Location
 from tpunb.step_stats import aggregate, launches
 from tpunb.step_stats.numbering import Change, numbered
-from tpunb.text import format_error
+from tpunb.text import duration, format_error
 
 RUN, DEVICE, TAIL, LATEST, OPS = "run.json", "device.json", "ticks.parquet", "latest.bin", "ops"
 
@@ -77,8 +77,8 @@ TICKS: schema.Schema = {
 """One row per step that ended, by the host clock; a step may have several rows."""
 
 JOURNAL = ("step", "kind", "start_ns", "end_ns", "input_ns", "callbacks_ns", "dispatch_ns", "found_by", "before")
-"""Columns of a row of the journal, a line with tabs: a step as it ended, in nanoseconds since the epoch, and
-``Steps.steps_before`` of the run."""
+"""Columns of a row of the journal, a line with tabs: a step as it ended, and ``Steps.steps_before`` of the run. Times
+are nanoseconds by the clock that was at ``journal_origin_ns`` at the start; without that fact, since the epoch."""
 
 _ROW, LATEST_STEPS, _LONGEST_KIND = 160, 8192, 40
 """Bytes of a row, and rows: the last of each step modulo their number."""
@@ -193,7 +193,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     """
     facts, tables, files, skipped = _settled(folder, files)
     ops: pl.LazyFrame = tables.pop("ops").lazy()
-    hardware, span_ps, (overhead, interval), metadata = _metadata(facts, files[RUN])
+    hardware, span_ps, (overhead, interval), metadata, notes = _metadata(facts, files[RUN])
     origin_ns = facts.get("origin_ns")
     # the worker that ran the capture is on disk under its address: here, in one place, it gets the name of the host
     worker, host = facts.get("own_worker"), facts.get("host")
@@ -246,6 +246,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         overhead=overhead,
         overhead_interval=interval,
         skipped=skipped,
+        notes=notes,
     )
 
 
@@ -398,8 +399,8 @@ def _device(files: Mapping[str, Location]) -> Device | None:
         return None
 
 
-def _metadata(facts: dict[str, Any], path: Location) -> tuple[pl.DataFrame, int, _Overhead, dict[str, str]]:
-    """Return hardware, duration (0 if killed), overhead and metadata of a run; layout 2 had them as "about"."""
+def _metadata(facts: dict[str, Any], path: Location) -> tuple[pl.DataFrame, int, _Overhead, dict[str, str], list[str]]:
+    """Return hardware, duration (0 if killed), overhead, metadata (of layout 2 "about") and notes of a run."""
     try:
         hardware = pl.DataFrame(facts.get("hardware", []), schema=schema.HARDWARE)
         overhead, ends = facts.get("overhead"), facts.get("overhead_interval")
@@ -411,9 +412,19 @@ def _metadata(facts: dict[str, Any], path: Location) -> tuple[pl.DataFrame, int,
         if only_cpu and isinstance(cpu := facts.get("cpu"), str):
             metadata["cpu"] = cpu
         overhead = None if overhead is None else float(overhead)
-        return hardware, int(facts.get("span_ps", 0)), (overhead, interval), metadata
+        return hardware, int(facts.get("span_ps", 0)), (overhead, interval), metadata, _clock_notes(facts)
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
         raise BadProfile(f"{path}: not a run's run.json: {format_error(error)}") from error
+
+
+def _clock_notes(facts: Mapping[str, Any]) -> list[str]:
+    """Return the longest jump of the system clock in the run, if any."""
+    if not (jumps := facts.get("clock_jumps")):
+        return []
+    after_ps, by_ps = max(jumps, key=lambda jump: abs(jump[1]))
+    jump = f"{'ahead' if by_ps > 0 else 'back'} by {duration(abs(by_ps))} after {duration(after_ps)} of the run"
+    more = f", and {len(jumps) - 1} times more" if len(jumps) > 1 else ""
+    return [f"the system clock jumped {jump}{more}: it was set, or the machine suspended; durations are right"]
 
 
 def _tables(contents: Mapping[str, _Source], files: Mapping[str, Location]) -> tuple[dict[str, Any], _Lost]:
@@ -481,7 +492,7 @@ def fits_journal(kind: str) -> bool:
 
 def _latest(source: _Source | None, facts: Mapping[str, Any], ticks: pl.DataFrame) -> tuple[pl.DataFrame, int | None]:
     """Return the steps after the last of `ticks` in the journal of a run without an end, and the steps before it."""
-    host, origin_ns = facts.get("host"), facts.get("origin_ns")
+    host, origin_ns = facts.get("host"), facts.get("journal_origin_ns", facts.get("origin_ns"))
     if not isinstance(source, bytes) or not isinstance(host, str) or not isinstance(origin_ns, int):
         return ticks.clear(), None
     lines = (line.strip(" \0").split("\t") for line in source.decode(errors="replace").split("\n"))
