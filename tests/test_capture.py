@@ -388,7 +388,7 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
 
 def test_a_loop_over_data_is_marked_with_the_wait_for_it(tmp_path, monkeypatch):
     waited_ns = [0]
-    monkeypatch.setattr(step_clock, "time_ns", lambda: time.time_ns() + waited_ns[0])
+    monkeypatch.setattr(step_clock, "monotonic_ns", lambda: time.monotonic_ns() + waited_ns[0])
 
     def data():
         for i in range(3):
@@ -509,8 +509,8 @@ class Batches:
 
 
 def test_checkpoint_of_a_loop_is_charged_to_the_overhead(tmp_path, monkeypatch):
-    time_ns, saving_ns = time.time_ns, [0]
-    monkeypatch.setattr(time, "time_ns", lambda: time_ns() + saving_ns[0])
+    monotonic_ns, saving_ns = time.monotonic_ns, [0]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: monotonic_ns() + saving_ns[0])
 
     def take_60_ms():
         saving_ns[0] += 60_000_000
@@ -564,7 +564,7 @@ def test_windows_that_cannot_be_read_end_neither_the_run_nor_its_windows(tmp_pat
 
 
 def test_a_window_knows_the_steps_that_another_thread_takes_as_it_begins_to_be_reduced(monkeypatch):
-    clock, writer, now_ns = step_clock.StepClock(lambda kind, number: None), RunWriter(None), time.time_ns()
+    clock, writer, now_ns = step_clock.StepClock(lambda kind, number: None), RunWriter(None), time.monotonic_ns()
     writer.open()
     recorder = RunRecorder(writer, clock, WindowScheduler(Schedule(), now_ns / 1e9), "none", now_ns)
     untaken, open_step, records = clock.untaken, clock.open_step, []
@@ -602,11 +602,15 @@ def test_a_window_knows_the_steps_that_another_thread_takes_as_it_begins_to_be_r
 def test_the_latest_steps_are_written_in_a_hundredth_of_the_time_while_the_journal_has_them(
     monkeypatch, tmp_path, kind, steps, expected
 ):
-    clock, writer, now_ns = step_clock.StepClock(lambda kind, number: None), RunWriter(tmp_path / "run"), time.time_ns()
+    clock, writer, now_ns = (
+        step_clock.StepClock(lambda kind, number: None),
+        RunWriter(tmp_path / "run"),
+        time.monotonic_ns(),
+    )
     now_s, tails = [7], []
     writer.open()
     recorder = RunRecorder(writer, clock, WindowScheduler(Schedule(), now_ns / 1e9), "none", now_ns)
-    monkeypatch.setattr(recorder_module, "time", SimpleNamespace(time_ns=time.time_ns, monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(recorder_module, "time", SimpleNamespace(**{**vars(time), "monotonic": lambda: now_s[0]}))
 
     def tail(ticks):
         tails.append((now_s[0], len(ticks)))
@@ -669,7 +673,7 @@ def test_a_chrome_trace_is_reduced_when_the_run_has_lasted_long_enough_or_is_ove
 
     def capture(schedule, age_s):
         made = session.CaptureSession(RunWriter(None), StandIn(), schedule, keep="none")
-        made._origin_ns = time.time_ns() - int(age_s * 1e9)
+        made._origin_ns = time.monotonic_ns() - int(age_s * 1e9)
         return made
 
     trace, xspace = b' {"traceEvents": [', b"\n{"

@@ -84,7 +84,7 @@ class Device:
 def device(monkeypatch):
     device = Device()
     for module in (step_clock, loop_module):
-        monkeypatch.setattr(module, "time_ns", device)
+        monkeypatch.setattr(module, "monotonic_ns", device)
     return device
 
 

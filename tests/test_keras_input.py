@@ -101,7 +101,7 @@ def test_evaluate_and_predict_are_the_same():
 
 def test_the_wait_for_a_slow_batch_is_input_wait_of_its_step(monkeypatch):
     now_ns = [10**18]  # a clock that stands still but for the sixth batch
-    monkeypatch.setattr(step_clock, "time_ns", lambda: now_ns[0])
+    monkeypatch.setattr(step_clock, "monotonic_ns", lambda: now_ns[0])
 
     def load(number):
         now_ns[0] += 500_000_000 * (number == 5)
@@ -134,7 +134,7 @@ def test_what_a_fit_takes_to_free_its_iterator_as_it_returns_is_the_end_of_its_d
 def test_an_iterator_that_is_freed_once_the_next_is_drawn_is_the_end_of_its_epoch(monkeypatch):
     """So a loop frees what its variable held, where the steps of a call draw their batches."""
     now_ns = [10**18]
-    monkeypatch.setattr(step_clock, "time_ns", lambda: now_ns[0])
+    monkeypatch.setattr(step_clock, "monotonic_ns", lambda: now_ns[0])
     clock = StepClock(annotation)
     for freed_ns in (0, 500_000_000):
         clock.request("train")

@@ -58,7 +58,7 @@ class Program:
 def program(monkeypatch):
     program = Program()
     for module in (loop_module, step_clock):
-        monkeypatch.setattr(module, "time_ns", program)
+        monkeypatch.setattr(module, "monotonic_ns", program)
     return program
 
 
@@ -422,7 +422,7 @@ def test_the_end_of_an_iterator_that_waits_for_its_threads_is_data_loading(progr
         def __next__(self):
             return 0
 
-    monkeypatch.setattr(fetches, "time_ns", program)
+    monkeypatch.setattr(fetches, "monotonic_ns", program)
     program.clock.adopt()
     batches = Batches()
     following = fetches._ending(program.loop, Batches.__next__)

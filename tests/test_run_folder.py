@@ -676,6 +676,81 @@ def test_a_damaged_file_is_named(tmp_path, file, damage):
     assert not profile.stored.wall.complete
 
 
+def changed(path, columns, **values):
+    """Change values of the last row of a table on disk."""
+    frame = parquet.read([path], columns)
+    last = pl.int_range(pl.len()) == pl.len() - 1
+    new = [pl.when(last).then(pl.lit(value)).otherwise(pl.col(name)).alias(name) for name, value in values.items()]
+    path.write_bytes(parquet.pack(frame.with_columns(new), columns))
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        *(("ticks", name, -MS) for name in ("start_ps", "end_ps", "input_ps", "callbacks_ps", "dispatch_ps")),
+        *(("ticks", name, 2**63 - 1) for name in ("start_ps", "end_ps", "input_ps")),
+        *(("ticks", "step", number) for number in (-1, 10**15, 2**62, 2**63 - 1)),
+        *(("steps", name, -MS) for name in ("dur_ps", "device_ps", "idle_ps")),
+        *(("steps", name, 2**63 - 1) for name in ("start_ps", "dur_ps", "step")),
+        *(("windows", name, -5) for name in ("dur_ps", "events", "bytes", "steps", "window")),
+    ],
+)
+def test_rows_of_values_that_cannot_be_are_left_out_and_counted(tmp_path, table, column, value):
+    a_run(tmp_path)
+    changed(tmp_path / "parts" / "00000" / f"{table}.parquet", run_folder.TABLES[table], **{column: value})
+    rows = "1 of 2 rows" if table == "windows" else "1 of 3 rows"
+    with pytest.warns(UserWarning, match=f"^{rows} of {table} left out: {column} is {value:,}$"):
+        profile = tp.load(tmp_path)
+    assert len(profile.stored) == 3
+    assert profile.stored.frame["dur_ps"].is_between(0, 10 * MS).all()
+    assert len(tp.phases(profile).steps) == len(profile.stored)
+    assert tp.goodput(profile).frame["time_ps"].sum() == 5 * MS
+
+
+@pytest.mark.parametrize(("column", "value"), [("count", -3), ("total_ps", -MS), ("self_ps", -MS), ("step", 2**62)])
+def test_operations_of_values_that_cannot_be_are_left_out_as_they_are_read(tmp_path, column, value):
+    a_run(tmp_path)
+    changed(tmp_path / "parts" / "00001" / "ops.parquet", schema.OPS, **{column: value})
+    profile = tp.load(tmp_path)
+    with pytest.warns(UserWarning, match=f"^1 of [0-9]+ rows of ops left out: {column} is {value:,}$"):
+        ops = profile.stored.ops
+    assert ops["count"].min() > 0
+    assert ops.select(pl.col("total_ps", "self_ps", "step").min() >= 0).row(0) == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("unit_ps", 0), ("unit_ps", -1), ("start_units", 2**63 - 1), ("end_units", -(2**62))]
+)
+def test_a_file_whose_times_are_no_numbers_of_picoseconds_is_left_out(tmp_path, column, value):
+    a_run(tmp_path)
+    file = tmp_path / "parts" / "00001" / "ticks.parquet"
+    frame = pl.read_parquet(file)
+    frame.with_columns(pl.lit(value, frame.schema[column]).alias(column)).write_parquet(file)
+    with pytest.warns(UserWarning, match="1 file skipped: parts/00001/ticks.parquet: cannot be read: ") as caught:
+        profile = tp.load(tmp_path)
+    assert "\n" not in str(caught[0].message)
+    assert profile.stored.frame["step"].to_list() == [0, 1]
+
+
+def test_rows_of_the_journal_that_cannot_be_are_left_out(tmp_path):
+    a_run(tmp_path)
+    say(tmp_path, state="running", origin_ns=1000, journal_origin_ns=77)
+    steps = [(5, "train", 77, 100), (6, "train", 2**63 - 1, 2**63 - 1), (7, "train", 90, 2**62), (8, "train", 50, 99)]
+    rows = [run_folder.journal_row((*step, None, None, None, "mark", 0))[0] for step in steps]
+    (tmp_path / "latest.bin").write_bytes(b"".join(rows))
+    frame = tp.load(tmp_path).stored.frame.filter(pl.col("step") > 2)
+    assert frame.select("step", "start_ps", "dur_ps").rows() == [(5, 0, 23_000)]
+
+
+def test_what_is_left_out_of_a_host_is_named_with_it(tmp_path):
+    for name in ("a", "b"):
+        a_run(tmp_path / name)
+    changed(tmp_path / "b" / "parts" / "00000" / "ticks.parquet", run_folder.TICKS, start_ps=-MS)
+    with pytest.warns(UserWarning, match="1 of 3 rows of ticks left out"):
+        profile = tp.load([tmp_path / "a", tmp_path / "b"])
+    assert len(profile.notes) == 1
+
+
 def test_a_run_whose_parts_are_all_damaged_is_refused(tmp_path):
     a_run(tmp_path)
     for part in ("00000", "00001"):
@@ -747,6 +822,11 @@ def test_a_panic_of_the_parquet_reader_is_a_bad_profile(tmp_path, monkeypatch):
         '{"tpunb": 2, "overhead_interval": "narrow"}',
         '{"tpunb": 2, "about": ["a model"]}',
         '{"tpunb": 2, "devices": [1]}',
+        *(f'{{"tpunb": 3, "span_ps": {span}}}' for span in (2**70, 2**63, -1, 10**400)),
+        *(f'{{"tpunb": 3, "{name}_ns": {2**70}}}' for name in ("origin", "journal_origin")),
+        f'{{"tpunb": 3, "steps_before": {2**70}}}',
+        '{"tpunb": 3, "clock_jumps": [3]}',
+        '{"tpunb": 3, "clock_jumps": [["a", "b"]]}',
     ],
     ids=lambda text: text[:40],
 )
@@ -770,6 +850,12 @@ def test_a_run_of_another_version_has_a_hint(tmp_path, version, whose, hint):
     with pytest.raises(BadProfile, match=re.escape(said)) as caught:
         tp.load(tmp_path)
     assert caught.value.hint == hint
+
+
+def test_flops_that_no_number_holds_are_unknown(tmp_path):
+    a_run(tmp_path)
+    say(tmp_path, span_ps=5 * MS, step_flops=10**400)
+    assert tp.load(tmp_path).stored.frame["flops"].is_null().all()
 
 
 def test_inferred_steps_count_on_hosts_without_annotated_ones(tmp_path):

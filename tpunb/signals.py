@@ -44,7 +44,7 @@ class Signal(Generic[T]):
 
 
 class Spent(NamedTuple):
-    """A stretch of time of known cause: nanoseconds since the epoch."""
+    """A stretch of time of known cause, by the monotonic clock."""
 
     account: str
     detail: str | None
@@ -63,8 +63,8 @@ spent: Signal[Spent] = Signal()
 @contextmanager
 def spending(account: str, detail: str | None = None) -> Iterator[None]:
     """Send the time that the block takes as `spent`, also if it fails."""
-    start_ns = time.time_ns()
+    start_ns = time.monotonic_ns()
     try:
         yield
     finally:
-        spent.send(Spent(account, detail, start_ns, max(start_ns, time.time_ns())))
+        spent.send(Spent(account, detail, start_ns, time.monotonic_ns()))

@@ -61,7 +61,7 @@ class Profile:
     skipped
         Files that could not be used, each with the reason; of a run, raw windows that were damaged when read.
     notes
-        What readers of the files left out or changed, each with its count.
+        What readers of the files left out or changed, each with its count, and jumps of the clock in a run.
     is_cut
         Whether a file ends before the run does, which may be observed less than `observed`.
     """

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import polars as pl
@@ -78,6 +79,7 @@ class GoodputRecorder:
     def __init__(self, path: str | os.PathLike[str], job_name: str = "job", logging_enabled: bool = True) -> None:
         self.job_name = job_name
         self._path = Path(path) if logging_enabled else None
+        self._offset_s = datetime.now(UTC).timestamp() - monotonic()  # the system clock may be set between two events
 
     def __getattr__(self, method: str) -> Callable[..., None]:
         """Return the method that records an event, or one that does nothing."""
@@ -91,7 +93,8 @@ class GoodputRecorder:
 
     def _record(self, event: str, fact: str | None, *values: object, **named: object) -> None:
         given = [value for value in (*values, *named.values()) if value is not None]
-        time = next((value for value in given if isinstance(value, datetime)), datetime.now(UTC))
+        now = datetime.fromtimestamp(self._offset_s + monotonic(), UTC)
+        time = next((value for value in given if isinstance(value, datetime)), now)
         value = next((value for value in given if value is not time), "unknown")
         try:
             facts = {} if fact is None else {fact: value if isinstance(value, str) else int(value)}  # type: ignore[call-overload]

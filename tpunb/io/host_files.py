@@ -151,6 +151,7 @@ def together(runs: Sequence[Profile], skipped: Sequence[tuple[str, str]] = ()) -
         overhead=None,
         overhead_interval=None,
         skipped=(*(file for run in runs for file in run.skipped), *skipped),
+        notes=[f"{run.name}: {note}" for run in runs for note in run.notes],
     )
 
 

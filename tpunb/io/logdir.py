@@ -290,7 +290,7 @@ def windows(
 ) -> pl.DataFrame:
     """Return the events, or other frames, of raw windows of a run, by number and host, in the time of the run.
 
-    A window starts at its recorded time, else in `begins_ps`. Damaged ones are added to `skipped`; raises if all are.
+    A window starts as in `begins_ps`, else at its own time. Damaged ones are added to `skipped`; raises if all are.
     """
     answers = dict(zip(files, _parallel([*files.values()], partial(_or_error, _part), [*files.values()]), strict=True))
     damaged = {files[key]: answer for key, answer in answers.items() if isinstance(answer, _LOST)}
@@ -302,7 +302,7 @@ def windows(
     files = {key: file for key, file in files.items() if file not in damaged}
     parts = [_Part.of(files[key], part).named(key[1]) for key, part in answers.items() if isinstance(part, Decoded)]
     begins = [
-        begins_ps.get(key, 0) if part.start_ns is None or origin_ns is None else (part.start_ns - origin_ns) * 1000
+        begins_ps.get(key, 0 if part.start_ns is None or origin_ns is None else (part.start_ns - origin_ns) * 1000)
         for key, part in zip(files, parts, strict=True)
     ]
     if kind != "events":

@@ -89,12 +89,14 @@ def scan(files: Sequence[Path | bytes], columns: schema.Schema) -> pl.LazyFrame:
     rows = rows.with_columns(_renamed(name, on_disk[name]) for name in earlier)
     if _has_ops(columns):
         low, high = (pl.col(name).cast(pl.Int64) for name in _BYTES)
-        rows = rows.with_columns(pl.col(_SPLIT) * 65536 + high * 256 + low)
+        rows = rows.with_columns(pl.col(_SPLIT).cast(pl.Int128) * 65536 + high * 256 + low)
     if _has_rule(columns):
         rows = rows.with_columns(rule=pl.coalesce(_LATER_RULE, pl.col("rule").cast(pl.String)))
     filled |= {*earlier}
+    unit = (pl.col(_UNIT) - 1).cast(pl.UInt16).cast(pl.Int128) + 1  # raises for 0 and less, as times beyond Int64 do
     for name, short in _names(columns).items():
-        rows = rows.with_columns((pl.col(short) * pl.col(_UNIT) if short in filled else pl.col(short)).alias(name))
+        time = (pl.col(short) * unit).cast(pl.Int64) if short in filled else pl.col(short)
+        rows = rows.with_columns(time.alias(name))
     if _has_ops(columns):
         rows = rows.with_columns(self_ps=pl.col("total_ps") - pl.col("self_ps"))
     return rows.select(pl.col(name).cast(dtype) for name, dtype in columns.items())

@@ -35,7 +35,6 @@ that begin with a dot.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -57,7 +56,7 @@ from tpunb.io import logdir, parquet, programs, storage
 from tpunb.io.storage import Location
 from tpunb.step_stats import aggregate, launches
 from tpunb.step_stats.numbering import Change, numbered
-from tpunb.text import format_error
+from tpunb.text import duration, format_error, plural
 
 RUN, DEVICE, TAIL, LATEST, OPS = "run.json", "device.json", "ticks.parquet", "latest.bin", "ops"
 
@@ -78,8 +77,8 @@ TICKS: schema.Schema = {
 """One row per step that ended, by the host clock; a step may have several rows."""
 
 JOURNAL = ("step", "kind", "start_ns", "end_ns", "input_ns", "callbacks_ns", "dispatch_ns", "found_by", "before")
-"""Columns of a row of the journal, a line with tabs: a step as it ended, in nanoseconds since the epoch, and
-``Steps.steps_before`` of the run."""
+"""Columns of a row of the journal, a line with tabs: a step as it ended, and ``Steps.steps_before`` of the run. Times
+are nanoseconds by the clock that was at ``journal_origin_ns`` at the start; without that fact, since the epoch."""
 
 _ROW, LATEST_STEPS, _LONGEST_KIND = 160, 8192, 40
 """Bytes of a row, and rows: the last of each step modulo their number."""
@@ -109,6 +108,9 @@ TABLES: Mapping[str, schema.Schema] = {
 """The tables of a part, in the order of writing: the ticks make it valid."""
 
 _MOST_KEPT = 64 << 20  # bytes of operations, on disk, that are read before they are asked for
+_MOST_PS, _MOST_STEP = 9 * 10**18, 2**48  # 104 days, which fit Int64, and nine years of a step each microsecond
+_COUNTS = {"step", "window", "count", "events", "bytes", "steps", "launches", "linked", "samples"}
+_SIGNED = {"start_ps", "delay_ps", "skew_ps", "step"}  # before the run, where clocks differ, and of inferred steps
 TRIES = 16
 """Attempts to read a run whose parts are being merged."""
 
@@ -194,7 +196,8 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     """
     facts, tables, files, skipped = _settled(folder, files)
     ops: pl.LazyFrame = tables.pop("ops").lazy()
-    hardware, span_ps, (overhead, interval), metadata = _metadata(facts, files[RUN])
+    hardware, span_ps, (overhead, interval), metadata, notes = _metadata(facts, files[RUN])
+    tables = {name: _plausible(frame, name, notes.append) for name, frame in tables.items()}
     origin_ns = facts.get("origin_ns")
     # the worker that ran the capture is on disk under its address: here, in one place, it gets the name of the host
     worker, host = facts.get("own_worker"), facts.get("host")
@@ -238,7 +241,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
             metadata=metadata,
             wall=wall,
             device=_device(files),
-            steps_before=before if isinstance(before := facts.get("steps_before"), int) else None,
+            steps_before=facts.get("steps_before"),
         ),
         read_events=read_raw,
         read_details=partial(_details, read_raw, kept) if read_raw else None,
@@ -247,7 +250,20 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         overhead=overhead,
         overhead_interval=interval,
         skipped=skipped,
+        notes=notes,
     )
+
+
+def _plausible(frame: pl.DataFrame, table: str, note: Callable[[str], object]) -> pl.DataFrame:
+    """Return the rows whose times, counts and step numbers can be; the others are counted."""
+    for name, dtype in TABLES[table].items():
+        if dtype == pl.Int64 and (name.endswith("_ps") or name in _COUNTS):
+            most = _MOST_STEP if name == "step" else _MOST_PS
+            fits = pl.col(name).is_between(-most if name in _SIGNED and table != "ticks" else 0, most).fill_null(True)
+            if (wrong := frame.filter(~fits)[name]).len():
+                note(f"{wrong.len():,} of {plural(frame.height, 'row')} of {table} left out: {name} is {wrong[0]:,}")
+                frame = frame.filter(fits)
+    return frame
 
 
 def _ops(run: Location, stamp: str | None, merged: Change, ops: pl.LazyFrame) -> pl.DataFrame:
@@ -259,7 +275,7 @@ def _ops(run: Location, stamp: str | None, merged: Change, ops: pl.LazyFrame) ->
     if stamp is not None and (not Path(run.path).is_file() or storage.local(run.path).stamp != stamp):
         raise BadProfile(f"{folder}: the run that was loaded is not there any more", hint="load it where it is now")
     try:
-        return merged(parquet.collected(ops))
+        return merged(_plausible(parquet.collected(ops), OPS, partial(warn_user, stacklevel=2)))
     except _UNREADABLE as error:
         raise BadProfile(f"{folder}: damaged operations: {format_error(error)}", hint="copy the run again") from error
 
@@ -374,6 +390,9 @@ def _facts(source: _Source, folder: Location) -> dict[str, Any]:
         raise BadProfile(f"{path}: not a run's run.json: {format_error(error)}") from error
     if not isinstance(facts, dict) or "tpunb" not in facts:
         raise BadProfile(f"{path}: not a run's run.json: it has no 'tpunb'")
+    for name in ("span_ps", "origin_ns", "journal_origin_ns", "steps_before"):
+        if (value := facts.get(name)) is not None and not (isinstance(value, int) and 0 <= value <= _MOST_PS):
+            raise BadProfile(f"{path}: not a run's run.json: {name} is {value!r:.40}", hint="copy the run again")
     version = facts["tpunb"]
     if not isinstance(version, int):
         raise BadProfile(f"{path}: not a run's run.json: its version is {version!r:.40}")
@@ -389,7 +408,7 @@ def _facts(source: _Source, folder: Location) -> dict[str, Any]:
 
 def _step_flops(facts: Mapping[str, Any]) -> float | None:
     flops = facts.get("step_flops")
-    return float(flops) if isinstance(flops, int | float) and 0 < flops < math.inf else None
+    return float(flops) if isinstance(flops, int | float) and 0 < flops < 2**1000 else None
 
 
 _Overhead = tuple[float | None, tuple[float, float] | None]
@@ -406,8 +425,8 @@ def _device(files: Mapping[str, Location]) -> Device | None:
         return None
 
 
-def _metadata(facts: dict[str, Any], path: Location) -> tuple[pl.DataFrame, int, _Overhead, dict[str, str]]:
-    """Return hardware, duration (0 if killed), overhead and metadata of a run; layout 2 had them as "about"."""
+def _metadata(facts: dict[str, Any], path: Location) -> tuple[pl.DataFrame, int, _Overhead, dict[str, str], list[str]]:
+    """Return hardware, duration (0 if killed), overhead, metadata (of layout 2 "about") and notes of a run."""
     try:
         hardware = pl.DataFrame(facts.get("hardware", []), schema=schema.HARDWARE)
         overhead, ends = facts.get("overhead"), facts.get("overhead_interval")
@@ -419,9 +438,19 @@ def _metadata(facts: dict[str, Any], path: Location) -> tuple[pl.DataFrame, int,
         if only_cpu and isinstance(cpu := facts.get("cpu"), str):
             metadata["cpu"] = cpu
         overhead = None if overhead is None else float(overhead)
-        return hardware, int(facts.get("span_ps", 0)), (overhead, interval), metadata
+        return hardware, int(facts.get("span_ps", 0)), (overhead, interval), metadata, _clock_notes(facts)
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
         raise BadProfile(f"{path}: not a run's run.json: {format_error(error)}") from error
+
+
+def _clock_notes(facts: Mapping[str, Any]) -> list[str]:
+    """Return the longest jump of the system clock in the run, if any."""
+    if not (jumps := facts.get("clock_jumps")):
+        return []
+    after_ps, by_ps = max(jumps, key=lambda jump: abs(jump[1]))
+    jump = f"{'ahead' if by_ps > 0 else 'back'} by {duration(abs(by_ps))} after {duration(after_ps)} of the run"
+    more = f", and {len(jumps) - 1} times more" if len(jumps) > 1 else ""
+    return [f"the system clock jumped {jump}{more}: it was set, or the machine suspended; durations are right"]
 
 
 def _tables(contents: Mapping[str, _Source], files: Mapping[str, Location]) -> tuple[dict[str, Any], _Lost]:
@@ -489,7 +518,7 @@ def fits_journal(kind: str) -> bool:
 
 def _latest(source: _Source | None, facts: Mapping[str, Any], ticks: pl.DataFrame) -> tuple[pl.DataFrame, int | None]:
     """Return the steps after the last of `ticks` in the journal of a run without an end, and the steps before it."""
-    host, origin_ns = facts.get("host"), facts.get("origin_ns")
+    host, origin_ns = facts.get("host"), facts.get("journal_origin_ns", facts.get("origin_ns"))
     if not isinstance(source, bytes) or not isinstance(host, str) or not isinstance(origin_ns, int):
         return ticks.clear(), None
     lines = (line.strip(" \0").split("\t") for line in source.decode(errors="replace").split("\n"))
@@ -499,8 +528,8 @@ def _latest(source: _Source | None, facts: Mapping[str, Any], ticks: pl.DataFram
         numbers.cast(pl.Int64, strict=False), host=pl.lit(host)
     )
     steps = steps.drop_nulls(["step", "end_ns"]).with_columns(pl.col("start_ns", "end_ns") - origin_ns)
-    steps = steps.with_columns(pl.col(*names) * 1000).rename(names)
-    steps = steps.filter(pl.col("start_ps").is_between(0, pl.col("end_ps"))).sort("step")  # others are being written
+    steps = steps.filter(pl.col("start_ns").is_between(0, pl.col("end_ns")), pl.col("end_ns") < _MOST_PS // 1000)
+    steps = steps.with_columns(pl.col(*names).clip(-1, _MOST_PS // 1000) * 1000).rename(names).sort("step")
     last, before = ticks.filter(host=host)["step"].max(), steps["before"].drop_nulls()
     later = steps.filter(pl.col("step") > (last if isinstance(last, int) else -1)).select([*TICKS])
     return later, before[-1] if before.len() else None

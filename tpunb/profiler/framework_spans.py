@@ -192,7 +192,7 @@ class FrameworkSpans:
         if event.startswith(_JAX):
             work = event.removeprefix(_JAX).removesuffix("_duration").replace("_", " ")
             work = "compiling" if "compile" in work else "tracing" if "trace" in work else "lowering"
-            now_ns = time.time_ns()
+            now_ns = time.monotonic_ns()
             name = str(facts.get("fun_name") or "a function")
             again, reason = self._clock.again
             detail = _detail(work, name, reason if again in (name, name[4:-1]) else None)  # "f" and "jit(f)"
@@ -200,9 +200,9 @@ class FrameworkSpans:
 
     def _on_collection(self, phase: str, facts: dict[str, int]) -> None:
         if phase == "start":
-            self._collecting_ns = time.time_ns()
+            self._collecting_ns = time.monotonic_ns()
         else:
-            now_ns = time.time_ns()
+            now_ns = time.monotonic_ns()
             if now_ns - self._collecting_ns >= LIMITS.shortest_span_ns:  # most take microseconds
                 detail = f"generation {facts.get('generation')}"
                 self._clock.on_spent(Spent("garbage collection", detail, self._collecting_ns, now_ns))

@@ -54,7 +54,7 @@ class Work:
 class InFlight:
     """Find out when work is done, in a thread that begins with the first launch."""
 
-    clock: Callable[[], int] = time.time_ns
+    clock: Callable[[], int] = time.monotonic_ns
     _queue: deque[Work] = field(default_factory=deque)
     _waits_for: Work | None = None
     _launched: threading.Event = field(default_factory=threading.Event)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache, partial
-from time import time_ns
+from time import monotonic_ns
 from types import GeneratorType
 from typing import Any
 
@@ -64,7 +64,7 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
             finally:
                 timing.hook = None
                 if name == "on_train_end":
-                    timing.ended_ns = time_ns()
+                    timing.ended_ns = monotonic_ns()
 
         return patched
 
@@ -108,7 +108,7 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
                 with clock.within(_METHODS[name][1] if len(_running) == 1 else "evaluation", name):
                     value = original(self, *args, **kwargs)
                     if name == "fit" and len(_running) == 1 and timing.ended_ns:  # it has freed its iterator since
-                        clock.on_spent(Spent("data loading", "end of the data", timing.ended_ns, time_ns()))
+                        clock.on_spent(Spent("data loading", "end of the data", timing.ended_ns, monotonic_ns()))
                 done = True
             finally:
                 timing.hook = hook

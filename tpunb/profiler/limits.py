@@ -56,6 +56,7 @@ class Limits:
     typical_steps: int = 31  # of a kind that the typical step time is taken from; chosen
     program_share: float = 0.99  # of the instructions in a window that the program that ran must have; chosen
     most_skew_ns: int = 10_000_000_000  # between the clocks of worker and host; beyond, the host's is used; chosen
+    clock_jump_ns: int = 100_000_000  # of the system clock: ntpd sets it from 128 ms on, and slews less
     phase_tries: int = 3  # windows that end in an under-sampled phase before it is given up; chosen
     pace_ratio: float = 1.5  # of the step times of two paces; chosen, as in tpunb.cluster
     same_clock_ps: int = 50_000_000  # from an annotation to the host clock, which agree to microseconds; chosen
@@ -83,7 +84,6 @@ class Limits:
     stall_steps: int = 5  # typical step times that a stall exceeds; chosen
     stall_shortest_ns: int = 100_000_000  # that a stall exceeds too; chosen
     stall_late_ns: int = 100_000_000  # from when a sample has waited for the interpreter lock; chosen
-    clock_jump_ns: int = 1_000_000_000  # between the clocks: the system clock was set, or the machine slept; chosen
     most_samples: int = 90_000  # between two takes: half an hour; chosen
     stall_places: int = 8  # that are kept of a stall; chosen
     load_ns: int = 1_000_000_000  # between two samples of the process' load; chosen

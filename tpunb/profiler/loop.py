@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import takewhile
-from time import time_ns
+from time import monotonic_ns
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -248,12 +248,12 @@ class Loop:
     def evaluates(self, *, on: bool) -> None:
         """Record that a model is set to evaluate, or to train: in between, if it does not learn, is an evaluation."""
         if on:
-            self._evaluates_ns = self._evaluates_ns or time_ns()
+            self._evaluates_ns = self._evaluates_ns or monotonic_ns()
         elif (begun_ns := self._evaluates_ns) is not None:
             self._evaluates_ns = None
             if not self._computes:  # a copy of a model that is not called yet
                 return
-            self.clock.on_spent(Spent("evaluation", None, begun_ns, time_ns()))
+            self.clock.on_spent(Spent("evaluation", None, begun_ns, monotonic_ns()))
 
     @_harmless
     def learned(self, begun_ns: int) -> None:
@@ -270,13 +270,13 @@ class Loop:
         elif part.learns and not (part.streams or part.updates or self._optimizers):
             self.clock.boundary()
             part = self._begin(part.last_ns)  # no optimizer may be known to this program: then this is a step
-        part.learns, part.learned_since, part.last_ns = True, True, time_ns()
+        part.learns, part.learned_since, part.last_ns = True, True, monotonic_ns()
         self.clock.mark_progress()
 
     @_harmless
     def prepared(self) -> None:
         """Record that the first step has begun, with a call of a model."""
-        self._begun_ns, self._computes = self._begun_ns or time_ns(), True
+        self._begun_ns, self._computes = self._begun_ns or monotonic_ns(), True
 
     @_harmless
     def updated(self, optimizer: Hashable, begun_ns: int, now_ns: int, result: Result | None) -> None:
@@ -328,7 +328,7 @@ class Loop:
         part = self._part
         if part is None:
             return None
-        return StepRecord(self.clock.count, self._kind, part.start_ns, max(time_ns(), part.start_ns))
+        return StepRecord(self.clock.count, self._kind, part.start_ns, max(monotonic_ns(), part.start_ns))
 
     def _take_fetch(self) -> tuple[int, int] | None:
         """Return start and time of the fetch before a mark, which ends a loop without marks."""
@@ -349,7 +349,7 @@ class Loop:
     def _pause(self) -> None:
         """End the part before a step of Keras, in the order in which both are recorded."""
         if self._part is not None and self._part.launched_ns:
-            self._end(time_ns())
+            self._end(monotonic_ns())
 
     # -- parts of the loop -----------------------------------------------------------------------------------------
 

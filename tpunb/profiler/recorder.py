@@ -40,7 +40,7 @@ class RunRecorder:
         self, writer: RunWriter, clock: StepClock, scheduler: WindowScheduler, keep: Keep, origin_ns: int
     ) -> None:
         self._writer, self._clock, self._scheduler, self._keep = writer, clock, scheduler, keep
-        self._origin_ns = origin_ns
+        self._origin_ns, self.system_clock = origin_ns, SystemClock(origin_ns)
         self._reducer = Reducer(socket.gethostname(), origin_ns)
         self.windows, self.failed, self.traced_ps = 0, 0, 0  # traced time: mean over the workers
         self.full = 0  # fully traced steps of one worker
@@ -96,14 +96,14 @@ class RunRecorder:
             self._spans += self._clock.take_spans()
             self._scheduler.on_steps(map(_timed, ended if self._pending else ended[-LIMITS.latest_steps :]))
             # a window that is requested at this moment may not be pending yet
-            oldest_ns = min([*self._pending, time.time_ns() - LIMITS.request_moment_ns])
+            oldest_ns = min([*self._pending, time.monotonic_ns() - LIMITS.request_moment_ns])
             self._recent = [record for record in self._recent if record.end_ns > oldest_ns]
         finally:
             self._lock.release()
 
     def sample_load(self) -> None:
         """Record the load of the process; for one thread."""
-        self._load.sample(time.time_ns())
+        self._load.sample(time.monotonic_ns())
 
     def write(self, response: WindowResponse) -> bool:
         """Reduce a window and write it; return whether ``run.json`` must be written again."""
@@ -133,14 +133,14 @@ class RunRecorder:
         self._pending.popleft()
         answered = any(isinstance(data, bytes) for data in response.workers.values())
         if not succeeded and answered:  # the session reports a window without any answer
-            self._scheduler.on_window(WindowResult(response.requested_ns / 1e9, 0.0, time.time()))
+            self._scheduler.on_window(WindowResult(response.requested_ns / 1e9, 0.0, time.monotonic()))
         if succeeded:
             start_ps = min(row["start_ps"] for row in reduced.windows if row["dur_ps"])
             result = WindowResult(
                 # the source may have waited for a framework
                 max(response.requested_ns, self._origin_ns + start_ps // 1000) / 1e9,
                 reduced.traced_ps / 1e12,
-                time.time(),
+                time.monotonic(),
                 reduced.events,
                 dict(reduced.full),
                 reduced.opened,
@@ -195,6 +195,7 @@ class RunRecorder:
 
     def write_tail(self) -> None:
         """Write the steps that no part holds yet, to be overwritten; the journal has them until then."""
+        self.system_clock.look()
         self.collect_steps()
         with self._lock:
             if len(self._unwritten) > LIMITS.tail_steps:  # to write them again and again would take too long
@@ -216,7 +217,7 @@ class RunRecorder:
 
     def spend(self, detail: str, start_ns: int) -> None:
         """Record work of the profiler since then, beside the training."""
-        self._spans.append(Spent("profiler", detail, start_ns, time.time_ns()))
+        self._spans.append(Spent("profiler", detail, start_ns, time.monotonic_ns()))
 
     def _row(self, record: StepRecord) -> tuple[object, ...]:
         """Return a row of TICKS, in the run's time."""
@@ -233,10 +234,13 @@ class RunRecorder:
     def write_facts(self, facts: Mapping[str, Any], seconds: float) -> None:
         """Write ``run.json``, `seconds` after the start; `facts` take precedence."""
         overhead = self._scheduler.overhead(self._origin_ns / 1e9 + seconds)
+        self.system_clock.look()
         recorded = {
             "name": self._writer.name,
-            "started": datetime.fromtimestamp(self._origin_ns / 1e9, UTC).isoformat(),
-            "origin_ns": self._origin_ns,
+            "started": datetime.fromtimestamp(self.system_clock.started_ns / 1e9, UTC).isoformat(),
+            "origin_ns": self.system_clock.started_ns,
+            "journal_origin_ns": self._origin_ns,
+            "clock_jumps": self.system_clock.jumps[: LIMITS.most_messages],
             "host": self._reducer.host,
             "own_worker": self._reducer.local_worker or None,
             "process": os.getpid(),
@@ -265,6 +269,29 @@ class RunRecorder:
             self._closed = True
             if free:
                 self._lock.release()
+
+
+class SystemClock:
+    """The system clock, which names moments, beside the monotonic clock, by which a run is recorded."""
+
+    def __init__(self, origin_ns: int) -> None:
+        self._origin_ns, self._lead_ns, self._lock = origin_ns, _lead_ns(), threading.Lock()
+        self.started_ns = origin_ns + self._lead_ns  # since the epoch
+        self.jumps: list[tuple[int, int]] = []  # time in the run, and length, in picoseconds
+
+    def look(self) -> int:
+        """Return its lead over the monotonic clock, and record a jump: it was set, or the machine was suspended."""
+        with self._lock:
+            before_ns, self._lead_ns = self._lead_ns, _lead_ns()
+            if abs(jump_ns := self._lead_ns - before_ns) >= LIMITS.clock_jump_ns:
+                self.jumps.append(((time.monotonic_ns() - self._origin_ns) * 1000, jump_ns * 1000))
+            return self._lead_ns
+
+
+def _lead_ns() -> int:
+    """Return the system clock less the monotonic clock, by the one of three readings that nothing interrupted."""
+    readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(3)]
+    return min((after_ns - before_ns, system_ns - after_ns) for before_ns, system_ns, after_ns in readings)[1]
 
 
 def _timed(record: StepRecord) -> TimedStep:

@@ -38,6 +38,7 @@ class WindowResponse:
     requested_ns: int
     received_ns: int
     workers: Mapping[str, bytes | TpunbError]
+    lead_ns: int = 0  # of the system clock, by which profilers record, over the monotonic clock
 
 
 @dataclass
@@ -225,8 +226,8 @@ class _Decoded:
         self, events: pl.DataFrame, facts: XSpaceFacts, response: WindowResponse, records: Sequence[StepRecord]
     ) -> None:
         self.events, self.facts, self.hosts = events, facts, facts.hosts
-        start_ns = response.requested_ns if facts.start_ns is None else facts.start_ns
-        stop_ns = response.received_ns if facts.stop_ns is None else facts.stop_ns
+        start_ns = response.requested_ns if facts.start_ns is None else facts.start_ns - response.lead_ns
+        stop_ns = response.received_ns if facts.stop_ns is None else facts.stop_ns - response.lead_ns
         if not response.requested_ns - LIMITS.most_skew_ns < start_ns < response.received_ns + LIMITS.most_skew_ns:
             start_ns, stop_ns = response.requested_ns, response.requested_ns + stop_ns - start_ns
         self.start_ns, self.stop_ns = start_ns, stop_ns

@@ -144,7 +144,7 @@ class CaptureSession:
 
         xplane.warm()
         self.clock.on_step = lambda record: self.writer.step((*record[:8], self.clock.steps_before))
-        self._origin_ns = time.time_ns()
+        self._origin_ns = time.monotonic_ns()
         self.scheduler = WindowScheduler(self._schedule, self._origin_ns / 1e9)
         self.recorder = RunRecorder(self.writer, self.clock, self.scheduler, self._keep, self._origin_ns)
         self._write_facts()
@@ -236,7 +236,7 @@ class CaptureSession:
             if self._ended.is_set():
                 return
             self._state = state
-            self._span_ns = time.time_ns() - self._origin_ns
+            self._span_ns = time.monotonic_ns() - self._origin_ns
             self.clock.close()
             self._ended.set()
             self.recorder.stalls.stop()
@@ -255,7 +255,7 @@ class CaptureSession:
         """Let the source do what is due between steps, in the thread that trains."""
         if self._forked or not hasattr(self.source, "boundary"):
             return
-        self._at_boundary, due, begun_ns = True, False, time.time_ns()
+        self._at_boundary, due, begun_ns = True, False, time.monotonic_ns()
         try:
             due = getattr(self.source, "is_due", False)
             self.source.boundary()
@@ -283,7 +283,7 @@ class CaptureSession:
     @property
     def _seconds(self) -> float:
         """The length of the run so far."""
-        return (time.time_ns() - self._origin_ns if self._span_ns is None else self._span_ns) / 1e9
+        return (time.monotonic_ns() - self._origin_ns if self._span_ns is None else self._span_ns) / 1e9
 
     @property
     def status(self) -> Status:
@@ -352,7 +352,7 @@ class CaptureSession:
                 if self.recorder.programs.missing and time.monotonic() > self._programs_s:
                     self._programs_s = math.inf  # until the recording thread has the answer
                     self._responses.put(self._request_programs())
-                step, now_s = self.clock.open_step(), time.time()
+                step, now_s = self.clock.open_step(), time.monotonic()
                 kind = None if step is None else step.kind
                 running_s = 0.0 if step is None else (step.end_ns - step.start_ns) / 1e9
                 request = self.scheduler.next_window(now_s, kind, running_s)
@@ -378,7 +378,7 @@ class CaptureSession:
         """Request one window, and queue the response."""
         if not self._requests:  # its threads start now
             self.settled.clear()
-        requested_ns, profiled = time.time_ns(), True
+        requested_ns, profiled, lead_ns = time.monotonic_ns(), True, self.recorder.system_clock.look()
         self.recorder.on_request(requested_ns, request.seconds, kind)
         self._tracing.set()
         try:
@@ -387,6 +387,8 @@ class CaptureSession:
             if (announce := getattr(self.source, "announce", None)) is not None:
                 announce(request.reason)
             response = self.source.window(request.seconds)
+            if abs(self.recorder.system_clock.look() - lead_ns) >= LIMITS.clock_jump_ns:
+                raise TpunbError("the system clock, by which profilers record, jumped")
         except TpunbError as error:
             response = dict.fromkeys(self.source.facts().get("workers", [LOCAL]), error)
             profiled = not isinstance(error, NotInUse)
@@ -399,15 +401,15 @@ class CaptureSession:
             if profiled:
                 self.recorder.spend("window", requested_ns)
         workers = {LOCAL: response} if isinstance(response, bytes) else response
-        received_ns = time.time_ns()
+        received_ns = time.monotonic_ns()
         if all(isinstance(data, TpunbError) for data in workers.values()):
             self.scheduler.on_window(WindowResult(requested_ns / 1e9, 0.0, received_ns / 1e9))
-        self._responses.put(WindowResponse(self._requests, request.reason, requested_ns, received_ns, workers))
+        self._responses.put(WindowResponse(self._requests, request.reason, requested_ns, received_ns, workers, lead_ns))
         self._requests += 1
 
     def _request_programs(self) -> bytes:
         """Return an XSpace with all compiled programs of this process, empty if there is none now."""
-        begun_s, begun_ns = time.monotonic(), time.time_ns()
+        begun_ns = time.monotonic_ns()
         data = b""
         if hasattr(self.source, "programs"):
             self._tracing.set()  # `on_profiler_start` waits for it, too
@@ -418,7 +420,9 @@ class CaptureSession:
                     self.recorder.spend("request of programs", begun_ns)
             finally:
                 self._tracing.clear()
-        self._programs_rest_s = max(LIMITS.programs_s, 100 * (time.monotonic() - begun_s))  # 1 % of the time at most
+        self._programs_rest_s = max(
+            LIMITS.programs_s, 100 * (time.monotonic_ns() - begun_ns) / 1e9
+        )  # 1 % of the time at most
         return data
 
     def _check_imports(self) -> None:
@@ -467,7 +471,7 @@ class CaptureSession:
         wait_s = LIMITS.trace_wait_s + LIMITS.size_wait_s * size / 1e6
         if size <= LIMITS.beside_training:
             wait_s = min(wait_s, LIMITS.longest_wait_s)
-        return time.time_ns() < self._origin_ns + wait_s * 1e9
+        return time.monotonic_ns() < self._origin_ns + wait_s * 1e9
 
     def _write(self, response: WindowResponse | bytes | None) -> None:
         """Write a window if there is one, and regularly the steps and ``run.json``."""
@@ -476,7 +480,7 @@ class CaptureSession:
             self.recorder.write_programs(response)
             self._programs_s = now_s + self._programs_rest_s
         elif response is not None:
-            begun_ns = time.time_ns()
+            begun_ns = time.monotonic_ns()
             if self.recorder.write(response):
                 self._write_facts()
             self.recorder.spend("reduction of a window", begun_ns)

@@ -103,7 +103,7 @@ class Progress(NamedTuple):
     """Where the training is."""
 
     thread: int | None  # that trains
-    since_ns: int | None  # last sign of progress, since the epoch
+    since_ns: int | None  # last sign of progress, by the monotonic clock
     step: int | None  # None between steps
     account: str | None  # of tpunb.schema.ACCOUNTS, None if unknown
     typical_ns: int  # typical step time
@@ -163,7 +163,6 @@ class _Open:
         places = tuple(
             Place(text, count, text in self.locked) for text, count in self.texts.most_common(LIMITS.stall_places)
         )
-        end_ns = max(self.start_ns, end_ns)  # the system clock may be set back
         return Stall(self.start_ns, end_ns, self.step, self.account, self.samples, places)
 
 
@@ -171,7 +170,7 @@ class StallSampler:
     """Sample where the training is in stalls; `progress` is called in the sampler's thread."""
 
     def __init__(
-        self, progress: Callable[[], Progress], *, enabled: bool = True, clock: Callable[[], int] = time.time_ns
+        self, progress: Callable[[], Progress], *, enabled: bool = True, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
         self._progress, self._clock = progress, clock
         # without an interpreter lock, the frames of a running thread cannot be read
@@ -181,8 +180,7 @@ class StallSampler:
         self._thread = threading.Thread(target=self._run, name="tpunb-stalls", daemon=True)
         self._open: _Open | None = None
         self._seen: _Seen | None = None
-        self._due_ns = sys.maxsize  # when the sampler looks next, by the monotonic clock
-        self._skipped_ns: int | None = None  # the stall in which the clock jumped
+        self._due_ns = sys.maxsize  # when the sampler looks next
         self._finished: deque[Stall] = deque(maxlen=_STALLS)
         # in stalls or not: time, place, whether a generator runs, code of the program does, and an evaluation
         self._samples: deque[tuple[int, str | None, bool, bool, bool]] = deque(maxlen=LIMITS.most_samples)
@@ -232,7 +230,7 @@ class StallSampler:
 
     def on_wake(self) -> None:
         """Sample in another thread that wakes while the sampler is overdue."""
-        late_ns = time.monotonic_ns() - self._due_ns
+        late_ns = self._clock() - self._due_ns
         if late_ns <= LIMITS.stall_late_ns or self._seen is not None or not self._running.locked():
             return
         progress = self._progress()
@@ -251,24 +249,21 @@ class StallSampler:
 
     def _run(self) -> None:
         try:
-            delay_ns, times = 0, (time.monotonic_ns(), self._clock())
+            delay_ns, now_ns = 0, self._clock()
             while not self._running.acquire(timeout=delay_ns / 1e9):
-                before, times = times, (time.monotonic_ns(), self._clock())
-                passed_ns, clock_ns = times[0] - before[0], times[1] - before[1]
-                delay_ns = self._look(passed_ns - delay_ns, abs(clock_ns - passed_ns) > LIMITS.clock_jump_ns)
-                self._due_ns = time.monotonic_ns() + delay_ns
+                before_ns, now_ns = now_ns, self._clock()
+                delay_ns = self._look(now_ns - before_ns - delay_ns)
+                self._due_ns = self._clock() + delay_ns
             self._finish(self._clock())
         except Exception as error:  # noqa: BLE001  must never reach the training
             self.failure = error.with_traceback(None)  # which would hold frames of the program
 
-    def _look(self, late_ns: int, jumped: bool) -> int:
+    def _look(self, late_ns: int) -> int:
         """Sample in a stall; return the time until the next look."""
         progress, now_ns = self._progress(), self._clock()
         since_ns = progress.since_ns
-        self._late_ns = 0 if jumped else min(self._late_ns + late_ns, LIMITS.stall_late_ns)
+        self._late_ns = min(self._late_ns + late_ns, LIMITS.stall_late_ns)
         self._is_late = late_ns > LIMITS.switch_s * 1e9 * 50
-        if jumped:
-            self._open, self._seen, self._skipped_ns = None, None, since_ns
         if self._seen is not None:
             seen, self._seen, late_ns = self._seen, None, 0
             self._add(seen.progress, seen.text, seen.late_ns)
@@ -279,7 +274,7 @@ class StallSampler:
             evaluates = self._evaluates(frame)
             place = _innermost(_outwards(frame))[0] if evaluates else None  # else the host does what it likes
             self._keep((now_ns, place, False, False, evaluates))
-        if since_ns is None or progress.thread is None or since_ns == self._skipped_ns:
+        if since_ns is None or progress.thread is None:
             return self._idle_ns
         elapsed_ns, limit_ns = now_ns - since_ns, _limit_ns(progress)
         if elapsed_ns <= limit_ns:
@@ -365,7 +360,7 @@ def _limit_ns(progress: Progress) -> int:
 
 
 def rows(stalls: Iterable[Stall], host: str, origin_ns: int) -> pl.DataFrame:
-    """Return stalls of a host as a frame of ``tpunb.schema.STALLS``; the origin is since the epoch."""
+    """Return stalls of a host as a frame of ``tpunb.schema.STALLS``; the origin is by the monotonic clock."""
     data = [
         (
             *(host, (stall.start_ns - origin_ns) * 1000, (stall.end_ns - stall.start_ns) * 1000),
@@ -557,7 +552,7 @@ _ROWS = 86_400  # at most between two takes
 
 
 class ProcessLoad:
-    """The load of this process and its machine; times are in nanoseconds since the epoch."""
+    """The load of this process and its machine; times are by the monotonic clock."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -570,7 +565,7 @@ class ProcessLoad:
     def sample(self, now_ns: int) -> None:
         """Record the load since the last sample, if that was at least a second ago; for one thread."""
         start_ns = self._sampled_ns
-        if self.failure is not None or (start_ns is not None and 0 <= now_ns - start_ns < LIMITS.load_ns):
+        if self.failure is not None or (start_ns is not None and now_ns - start_ns < LIMITS.load_ns):
             return
         try:  # both are shares of the time since the last call in this thread: the first has no meaning
             cpu = (self._process.cpu_percent() + self._cpu_of_children()) / 100 / self._processors
@@ -580,7 +575,7 @@ class ProcessLoad:
             self.failure = error
             return
         self._sampled_ns = now_ns
-        if start_ns is not None and start_ns < now_ns:  # the system clock may be set back
+        if start_ns is not None:
             self._rows.append((start_ns, min(cpu, 1.0), machine_cpu, rss_bytes))
 
     def _cpu_of_children(self) -> float:

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from statistics import median
 from threading import get_ident
-from time import monotonic, sleep, time_ns
+from time import monotonic, monotonic_ns, sleep
 from typing import Any, NamedTuple, TypeVar
 
 from tpunb.errors import warn_user
@@ -45,7 +45,7 @@ class StepRecord(NamedTuple):
 
     step: int
     kind: str
-    start_ns: int  # since the epoch
+    start_ns: int  # by the monotonic clock
     end_ns: int
     input_ns: int | None = None  # of it, waiting for input; None if unknown
     callbacks_ns: int | None = None  # of it, in callbacks of the framework
@@ -91,7 +91,7 @@ class OpenStep:
 
     def record(self, end_ns: int) -> StepRecord:
         """Return it by the time of the host."""
-        end_ns = max(self.start_ns, end_ns)  # the clock may be set back
+        end_ns = max(self.start_ns, end_ns)
         causes = self.input_ns, self.callbacks_ns, self.dispatch_ns
         return StepRecord(self.step, self.kind, self.start_ns, end_ns, *causes, self.rule)
 
@@ -132,7 +132,7 @@ class StepClock:
         self._thread = get_ident()  # that trains
         self._accounts: list[str] = []  # that the program is in now
         self._other_ns = 0  # spans within waits for input
-        self._progress_ns = time_ns()
+        self._progress_ns = monotonic_ns()
         self._recent: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=LIMITS.typical_steps))  # by kind
         # and the steps it is of
         self._typical: tuple[tuple[int, str | None] | None, int] = (None, LIMITS.first_step_ns)
@@ -175,7 +175,7 @@ class StepClock:
         self.annotates = True
         annotation = self._annotate(kind, number)
         self._thread = get_ident()
-        start_ns = self._progress_ns = time_ns()
+        start_ns = self._progress_ns = monotonic_ns()
         opened = OpenStep(number, kind, start_ns, annotation, complete, explicit, rule, owner=_owner())
         if fetch is not None:
             opened.start_ns, opened.input_ns = fetch
@@ -265,7 +265,7 @@ class StepClock:
 
     def complete(self) -> None:
         """Mark the open step as complete; it lasts until the next begins."""
-        self._progress_ns = time_ns()
+        self._progress_ns = monotonic_ns()
         if self._open is not None:
             self._open.complete = True
 
@@ -300,15 +300,15 @@ class StepClock:
         """Begin a step, unless the request of its batch did: what the iterator took since then is `detail`."""
         if (step := self._open) is not None and step.requested:
             step.requested = False
-            self.on_spent(Spent("data loading", detail, self._progress_ns, time_ns()))
+            self.on_spent(Spent("data loading", detail, self._progress_ns, monotonic_ns()))
         else:
             self.begin(kind, complete=False)
 
     def dispatched(self) -> None:
         """Record that the open step computes from now on."""
         if (step := self._open) is not None and not step.explicit:
-            dispatch_ns = time_ns() - step.start_ns - (step.input_ns or 0) - (step.callbacks_ns or 0)
-            step.dispatch_ns = dispatch_ns if dispatch_ns > 0 else 0  # the clock may be set back
+            dispatch_ns = monotonic_ns() - step.start_ns - (step.input_ns or 0) - (step.callbacks_ns or 0)
+            step.dispatch_ns = max(0, dispatch_ns)
 
     @contextmanager
     def within(self, account: str, detail: str | None = None) -> Iterator[None]:
@@ -322,24 +322,24 @@ class StepClock:
     def enter(self, account: str) -> int:
         """Let `progress` say that the program is in this account until `leave`; return the time."""
         self._accounts.append(account)
-        self._progress_ns = time_ns()
+        self._progress_ns = monotonic_ns()
         return self._progress_ns
 
     def leave(self) -> int:
         """End what `enter` began; return the time."""
         self._accounts.pop()
-        self._progress_ns = time_ns()
+        self._progress_ns = monotonic_ns()
         return self._progress_ns
 
     def calls(self, callbacks: Iterable[Any], hook: str) -> Iterator[Any]:
         """Yield the callbacks whose hook is called, and record the time until the next is asked for."""
         step, running = self._open, None
         self._accounts.append("callbacks")
-        begun_ns = start_ns = end_ns = self._progress_ns = time_ns()
+        begun_ns = start_ns = end_ns = self._progress_ns = monotonic_ns()
         try:
             for running in callbacks:
                 yield running
-                end_ns = self._progress_ns = time_ns()
+                end_ns = self._progress_ns = monotonic_ns()
                 if end_ns - start_ns >= LIMITS.shortest_span_ns:
                     self._called(running, hook, start_ns, end_ns)
                 start_ns = end_ns
@@ -347,7 +347,7 @@ class StepClock:
         finally:
             self._accounts.pop()
             if running is not None:  # the call raised
-                end_ns = time_ns()
+                end_ns = monotonic_ns()
                 self._called(running, hook, start_ns, end_ns)
             if step is not None and self._open is step:
                 step.callbacks_ns = (step.callbacks_ns or 0) + max(0, end_ns - begun_ns)
@@ -386,7 +386,7 @@ class StepClock:
 
     def mark_progress(self) -> None:
         """Give a sign of progress."""
-        self._progress_ns = time_ns()
+        self._progress_ns = monotonic_ns()
 
     def take_spans(self) -> list[Spent]:
         """Return the spans that ended since the last call."""
@@ -417,7 +417,7 @@ class StepClock:
             self._next = ending.step
             ending.step -= 1
         if ending.step >= 0 and not self._closed:
-            ending.end_ns = self._progress_ns = time_ns()
+            ending.end_ns = self._progress_ns = monotonic_ns()
             self._ended.append(ending)
             if ending.explicit and ending.complete:
                 self._last = ending
@@ -444,7 +444,7 @@ class StepClock:
     def open_step(self) -> StepRecord | None:
         """Return the open step as if it ended now."""
         step = self._open
-        return self.current() if step is None else step.record(time_ns())
+        return self.current() if step is None else step.record(monotonic_ns())
 
     def take(self, *, final: bool = False) -> list[StepRecord]:
         """Return the steps whose work is done since the last call, in order; at the end, all."""
@@ -463,7 +463,7 @@ class StepClock:
     def _is_done(self, step: OpenStep) -> bool:
         if not self._launches or step.rule == "keras":
             return True
-        later = step.next_ns is not None or time_ns() - step.end_ns > LIMITS.late_launch_ns
+        later = step.next_ns is not None or monotonic_ns() - step.end_ns > LIMITS.late_launch_ns
         return later and (step.work is None or step.work.settled)
 
     def _record(self, step: OpenStep) -> StepRecord:

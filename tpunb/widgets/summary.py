@@ -172,7 +172,7 @@ class Summary(NullRun):
 
     @property
     def _notes(self) -> list[str]:
-        disturbed = phase_view.warnings(self.goodput)
+        disturbed = [*self.profile.notes, *phase_view.warnings(self.goodput)]
         return [
             note
             for note in (self.note, self._earlier, *disturbed, *self._untraced, *_failures(self.profile.windows))

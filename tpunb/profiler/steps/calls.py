@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import cache
-from time import time_ns
+from time import monotonic_ns
 from typing import Any
 
 from tpunb.profiler.limits import LIMITS
@@ -65,7 +65,7 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
 
         def after_call(function: Any, inputs: Any, out: Any) -> None:
             if loop.is_training():
-                now_ns = time_ns()
+                now_ns = monotonic_ns()
                 on_call(function, getattr(function, "__name__", None), now_ns, now_ns, inputs, out)
 
         _hook_calls(hook, sys.modules.get("jax._src.config"), after_call, stack)
@@ -74,7 +74,7 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
         def python_call(
             slow: Callable[..., Any], p: Any, args_flat: Any, function: Any, *args: Any, **kwargs: Any
         ) -> Any:
-            begun_ns = time_ns()
+            begun_ns = monotonic_ns()
             # the name that the fast path has: a partial function, or an object that is called, has none itself
             name = getattr(p, "params", {}).get("name") or getattr(function, "__name__", None)
             before, loop.clock.again = loop.clock.again, (str(name), misses.reason(name, function, args_flat))
@@ -83,7 +83,7 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
             finally:
                 loop.clock.again = before
             if loop.is_training():
-                on_call(function, name, begun_ns, time_ns(), args_flat, value[0])
+                on_call(function, name, begun_ns, monotonic_ns(), args_flat, value[0])
             return value
 
         stack.enter_context(wrapped(pjit, "_run_python_pjit", around(python_call)))
@@ -151,7 +151,7 @@ def _reads(loop: Loop, jax: Any, stack: ExitStack) -> None:
             __tracebackhide__ = True
             value = original(*args, **kwargs)
             if loop.is_training():
-                loop.clock.in_flight.returned(time_ns())
+                loop.clock.in_flight.returned(monotonic_ns())
             return value
 
         return wait
@@ -232,13 +232,13 @@ def _tensorflow(loop: Loop, stack: ExitStack) -> None:
         __tracebackhide__ = True
         if depth[0] or not loop.is_training() or not tf.executing_eagerly():
             return original(self, *args, **kwargs)
-        begun_ns = time_ns()
+        begun_ns = monotonic_ns()
         depth[0] += 1
         try:
             value = original(self, *args, **kwargs)
         finally:
             depth[0] -= 1
-        loop.called(str(getattr(self, "__name__", "a function")), begun_ns, time_ns(), None)
+        loop.called(str(getattr(self, "__name__", "a function")), begun_ns, monotonic_ns(), None)
         return value
 
     stack.enter_context(wrapped(function, "__call__", around(call)))

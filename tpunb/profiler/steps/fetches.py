@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from time import time_ns
+from time import monotonic_ns
 from typing import Any
 
 from tpunb.profiler.loop import Loop
@@ -93,11 +93,11 @@ class _End:
         self._begins = weakref.ref(iterator, self._begin)
 
     def _begin(self, _: object) -> None:
-        self._begun_ns = time_ns()
+        self._begun_ns = monotonic_ns()
 
     def __del__(self) -> None:
         if self._begun_ns and self._loop.is_training():
-            self._loop.clock.on_spent(Spent("data loading", "end of the data", self._begun_ns, time_ns()))
+            self._loop.clock.on_spent(Spent("data loading", "end of the data", self._begun_ns, monotonic_ns()))
 
 
 def _ending(loop: Loop, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from time import time_ns
+from time import monotonic_ns
 from typing import Any
 
 from tpunb.profiler.in_flight import Result
@@ -41,10 +41,10 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
     begun: dict[int, int] = {}
 
     def before(each: Any, *_: Any) -> None:
-        begun[id(each)] = time_ns()
+        begun[id(each)] = monotonic_ns()
 
     def after(each: Any, *_: Any) -> None:
-        now_ns = time_ns()
+        now_ns = monotonic_ns()
         loop.updated(id(each), begun.pop(id(each), now_ns), now_ns, _in_flight(torch))
 
     for register, hook in (
@@ -63,7 +63,7 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
     stack.callback(first.remove)
 
     def learn(backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        begun_ns = time_ns()
+        begun_ns = monotonic_ns()
         value = backward(*args, **kwargs)
         if loop.is_training():
             loop.learned(begun_ns)
@@ -95,11 +95,11 @@ def _keras(loop: Loop, stack: ExitStack) -> None:
         return
 
     def apply(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-        begun_ns = time_ns()
+        begun_ns = monotonic_ns()
         value = original(self, *args, **kwargs)
         if loop.is_training() and tf.executing_eagerly():
             loop.clock.metadata.setdefault("eager", "TensorFlow")
-            loop.updated(id(self), begun_ns, time_ns(), None)
+            loop.updated(id(self), begun_ns, monotonic_ns(), None)
         return value
 
     stack.enter_context(wrapped(base, "apply", around(apply)))
