@@ -168,6 +168,9 @@ class Run:
             seeds.set_host_random_state(self.start.metadata["random"])
             self.restore()
 
+    def forget_end(self) -> None:
+        """Remove what a training that is skipped adds to the results of its end, which are restored."""
+
     def end(self) -> None:
         """Handle the end of the training."""
         self.finish()
@@ -251,7 +254,9 @@ class _HuggingFace(Run):
 
     @property
     def progress(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "stopped": self.trainer.control.should_training_stop}
+        state = self.trainer.state
+        logged, stopped = len(state.log_history), self.trainer.control.should_training_stop
+        return {"epoch": self.epoch, "stopped": stopped, "logged": logged}
 
     @property
     def unsaved(self) -> str:
@@ -259,6 +264,10 @@ class _HuggingFace(Run):
         if args.world_size > 1 or args.n_gpu > 1 or self.trainer.is_deepspeed_enabled or self.trainer.is_fsdp_enabled:
             return "the training is distributed over devices"
         return ""
+
+    def forget_end(self) -> None:
+        if self.start is not None:
+            del self.trainer.state.log_history[self.start.metadata["progress"]["logged"] :]
 
     def write_checkpoint(self, folder: Path) -> str:
         trainer, args = self.trainer, self.trainer.args
@@ -473,7 +482,9 @@ def _call(kind: type[Run], given: Callable[..., dict[str, Any]]) -> Callable[...
                 saving.on_begin(run)
             value = original(*bound.args, **bound.kwargs)
             run.guarded(run.end)
-            if not is_skipped:
+            if is_skipped:
+                run.guarded(run.forget_end)
+            else:
                 guard.go_on()
                 _block.steps = run.steps
                 if _block.resumed is not None:
