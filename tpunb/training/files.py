@@ -1,6 +1,6 @@
 """Keeps the program's files as they are while a resumed program repeats what came before the checkpoint.
 
-Until the training goes on, the program runs on the states that skipped trainings left. What it writes over a file that
+Until the training continues, the program runs on the states that skipped trainings left. What it writes over a file that
 is there goes to a copy instead, which it also reads; the file follows once the copy continues it. What cannot be kept
 so ends the resumption before the file is touched.
 """
@@ -25,11 +25,11 @@ from tpunb.training.patching import around, on_import, wrapped
 from tpunb.training.program import TPUNB, is_user_code, place_of, user_frame
 
 _CACHES = (f"{os.sep}__pycache__{os.sep}", f"{os.sep}.cache{os.sep}")
-_OWN = tuple(f"{TPUNB}{each}" for each in (f"io{os.sep}", "training/snapshot.py", "training/fingerprints.py"))
+_WRITERS = tuple(f"{TPUNB}{each}" for each in (f"io{os.sep}", "training/snapshot.py", "training/fingerprints.py"))
 """Modules of this package that write files."""
 
 _SYSTEM = ("/proc/", "/sys/", "/dev/")
-OWN_NAMES = ("tpunb-", ".tpunb-", ".ends-", "fingerprints-")
+CHECKPOINT_NAMES = ("tpunb-", ".tpunb-", ".ends-", "fingerprints-")
 """Begins of the names that checkpoints have in their folder."""
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
@@ -58,12 +58,12 @@ class FileGuard:
         self._written = set[str]()  # by this block
         self.reached_s = 0.0  # when the saved run was where the program is, in seconds since the epoch
         self._saved_s = 0.0  # when the checkpoint was saved
-        self._own: tuple[str, ...] = ()  # begins of paths of checkpoints
+        self._checkpoints: tuple[str, ...] = ()  # begins of paths of checkpoints
         self._diverge: Callable[[str], None] = warn_user
 
     @contextmanager
     def watching(self, checkpoint: Path, saved_s: float, diverge: Callable[[str], None]) -> Iterator[None]:
-        """Keep files in the block until `go_on`; report one that is read as it was written after the checkpoint."""
+        """Keep files in the block until `resume_writes`; report one that is read as it was written after the checkpoint."""
         _add_hook()
         with ExitStack() as stack:
             self._folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tpunb-kept-"))
@@ -76,12 +76,12 @@ class FileGuard:
             for module in libraries.keys() & sys.modules.keys():
                 libraries.pop(module)()
             stack.enter_context(on_import(libraries))
-            self._own = tuple(str(checkpoint.absolute().parent / name) for name in OWN_NAMES)
+            self._checkpoints = tuple(str(checkpoint.absolute().parent / name) for name in CHECKPOINT_NAMES)
             self.is_skipping, self.reached_s, self._saved_s, self._diverge = True, saved_s, saved_s, diverge
             try:
                 yield
             finally:
-                self.go_on()
+                self.resume_writes()
                 self._follow()
             self.check()
 
@@ -100,8 +100,8 @@ class FileGuard:
         if self._problem is not None:
             raise self._problem
 
-    def go_on(self) -> None:
-        """Write files as the program does: the training goes on."""
+    def resume_writes(self) -> None:
+        """Write files as the program does: the training continues."""
         if self.is_skipping:
             self.is_skipping, self.reached_s = False, self._saved_s
             self._repeated = {path: _written(copy) for path, copy in self._copies.items()}
@@ -144,7 +144,7 @@ class FileGuard:
 
     def _may_change(self, path: str) -> bool:
         """Return whether a path is none that was there before, or is not the program's."""
-        if path.startswith((self._folder, *self._own)) or any(cache in path for cache in _CACHES):
+        if path.startswith((self._folder, *self._checkpoints)) or any(cache in path for cache in _CACHES):
             return True
         if path in self._created or any(str(each) in self._created for each in Path(path).parents):
             return True
@@ -152,7 +152,7 @@ class FileGuard:
 
     def _is_later(self, path: str) -> bool:
         """Return whether the program reads a file that it has written after the checkpoint, before it was killed."""
-        if any(cache in path for cache in _CACHES) or path.startswith((self._folder, *self._own, *_SYSTEM)):
+        if any(cache in path for cache in _CACHES) or path.startswith((self._folder, *self._checkpoints, *_SYSTEM)):
             return False
         return _written(path)[0] / 1e9 > self.reached_s and _is_of_program() and Path(path).is_file()
 
@@ -231,8 +231,8 @@ def _is_of_program() -> bool:
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if is_user_code(file) or file.startswith(_OWN):
-            return not file.startswith(_OWN)
+        if is_user_code(file) or file.startswith(_WRITERS):
+            return not file.startswith(_WRITERS)
         frame = frame.f_back
     return False
 

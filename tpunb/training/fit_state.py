@@ -213,7 +213,7 @@ class Fit:
                 raise TpunbError(problem, hint=_UNFREEZE)
             self._check_constants(self.start.metadata.get("constants", {}))
         self._is_restored = True
-        guard.go_on()
+        guard.resume_writes()
         return self.data.iterator
 
     def _end_turn(self) -> None:

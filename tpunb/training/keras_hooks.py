@@ -223,7 +223,7 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
                 fit.restore_callbacks([*callbacks, value])
             ended = fit.guarded(fit.ended, default=ended)
             if past is None:
-                guard.go_on()
+                guard.resume_writes()
                 _hooks.steps = fit.steps
                 if _hooks.resumed is not None:
                     _hooks.resumed.compare_end(fit.number, fit.steps)

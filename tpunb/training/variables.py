@@ -138,9 +138,9 @@ class LoopVariables:
         for name, part in self._state.items():
             modules = part.named_modules() if _has(part, "named_modules") else [("", part)]
             for path, each in modules if _has(part, "state_dict") or _is_of_program(part) else ():
-                own = getattr(each, "__dict__", {})
-                counts = {attribute: value for attribute, value in own.items() if isinstance(value, _SCALARS)}
-                slots |= {f"state.{name}:{path}:{key}": _Slot(own, key, value) for key, value in counts.items()}
+                attributes = getattr(each, "__dict__", {})
+                counts = {attribute: value for attribute, value in attributes.items() if isinstance(value, _SCALARS)}
+                slots |= {f"state.{name}:{path}:{key}": _Slot(attributes, key, value) for key, value in counts.items()}
         return slots
 
 
@@ -149,10 +149,10 @@ def _attributes(path: str, value: Any, seen: set[int]) -> dict[str, _Slot]:
     slots: dict[str, _Slot] = {}
     if id(value) not in seen and _is_of_program(value) and not _has(value, "state_dict") and path.count(".") < _DEPTH:
         seen.add(id(value))
-        own = getattr(value, "__dict__", {})
-        for name, each in own.items():
+        attributes = getattr(value, "__dict__", {})
+        for name, each in attributes.items():
             if not isinstance(each, CONSTANT):
-                slots[f"{path}.{name}"] = _Slot(own, name, each)
+                slots[f"{path}.{name}"] = _Slot(attributes, name, each)
                 slots |= _attributes(f"{path}.{name}", each, seen)
     return slots
 
@@ -282,9 +282,9 @@ def _refilled(present: Any, kind: Callable[..., Any], items: list[Any]) -> Any:
 def _assign(frame: FrameType, values: Mapping[str, Any]) -> None:
     """Set variables of a running frame, and those of its module that it reads."""
     code = frame.f_code
-    own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    attributes = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
     is_module = frame.f_locals is frame.f_globals
-    local = {name: value for name, value in values.items() if is_module or name in own}
+    local = {name: value for name, value in values.items() if is_module or name in attributes}
     frame.f_globals.update({name: value for name, value in values.items() if name not in local})
     variables = frame.f_locals
     variables.update(local)

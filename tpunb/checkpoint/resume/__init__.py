@@ -118,9 +118,12 @@ def resume(
     `state` is restored.
 
     Run the cell that was saved, in the same process or a new one: `fit` keeps its arguments, and begins with the epoch
-    and step of the checkpoint. Its history holds the epochs from there on. Fits of the block before it return their
-    saved history and train nothing. It may be saved again:
+    and step of the checkpoint. Its history holds all epochs. Fits of the block before it return their saved history,
+    train nothing, and leave the model as they ended. It may be saved again:
     ``with resume(checkpoint), checkpointing(dir, every=100): ...``.
+
+    Files that are there are kept while the program repeats what came before the checkpoint: what it writes over them
+    goes to a copy, or the resumption ends before one is changed. ``run.skipping`` is true meanwhile.
 
     Batches and logs of the first 8 steps after each checkpoint, and of the first step of each epoch, are compared with
     those of the saved run; the result is ``resumed.verified_steps`` and ``print(resumed)``.
@@ -141,7 +144,8 @@ def resume(
     ValueError
         When `on_divergence` is neither "warn" nor "raise".
     TpunbError
-        The checkpoint is of another kind, or not exact; or, in the block, the model or the data differ.
+        The checkpoint is of another kind, or not exact; or, in the block, the model or the data differ, or a file of
+        the program would be changed.
     """
     if not isinstance(checkpoint, Checkpoint | str | os.PathLike):
         raise wrong_type("resume", "checkpoint", "be a Checkpoint or the path of one", checkpoint)

@@ -171,7 +171,7 @@ class Loop(Iterator[T], Generic[T]):
             self._is_begun = True
             self._guarded(self._begin_variables)
         if _block.start is None:
-            guard.go_on()
+            guard.resume_writes()
         if self._is_past:
             self.end()
             raise StopIteration

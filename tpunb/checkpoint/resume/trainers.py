@@ -144,7 +144,7 @@ class Run:
         """Restore what the Trainer's checkpoint lacks, before the first batch of the training is drawn."""
         assert self.start is not None
         if not self.is_skipped:
-            guard.go_on()
+            guard.resume_writes()
         saved = torch_state.read(self.start.folder / _BESIDE)
         self.set_numbers(saved["numbers"])
         torch_state.restore_beside(self.model, saved["module"])
@@ -485,7 +485,7 @@ def _call(kind: type[Run], given: Callable[..., dict[str, Any]]) -> Callable[...
             if is_skipped:
                 run.guarded(run.forget_end)
             else:
-                guard.go_on()
+                guard.resume_writes()
                 _block.steps = run.steps
                 if _block.resumed is not None:
                     _block.resumed.compare_end(number, run.steps)
