@@ -56,6 +56,7 @@ class Limits:
     typical_steps: int = 31  # of a kind that the typical step time is taken from; chosen
     program_share: float = 0.99  # of the instructions in a window that the program that ran must have; chosen
     most_skew_ns: int = 10_000_000_000  # between the clocks of worker and host; beyond, the host's is used; chosen
+    clock_error_ns: int = 1_000_000  # of a reading of two clocks: by less, windows do not move; chosen
     clock_jump_ns: int = 100_000_000  # of the system clock: ntpd sets it from 128 ms on, and slews less
     phase_tries: int = 3  # windows that end in an under-sampled phase before it is given up; chosen
     pace_ratio: float = 1.5  # of the step times of two paces; chosen, as in tpunb.cluster

@@ -282,9 +282,10 @@ class SystemClock:
     def look(self) -> int:
         """Return its lead over the monotonic clock, and record a jump: it was set, or the machine was suspended."""
         with self._lock:
-            before_ns, self._lead_ns = self._lead_ns, _lead_ns()
-            if abs(jump_ns := self._lead_ns - before_ns) >= LIMITS.clock_jump_ns:
-                self.jumps.append(((time.monotonic_ns() - self._origin_ns) * 1000, jump_ns * 1000))
+            if abs(jump_ns := _lead_ns() - self._lead_ns) >= LIMITS.clock_error_ns:
+                self._lead_ns += jump_ns
+                jump = (time.monotonic_ns() - self._origin_ns) * 1000, jump_ns * 1000
+                self.jumps += [jump] * (abs(jump_ns) >= LIMITS.clock_jump_ns)
             return self._lead_ns
 
 

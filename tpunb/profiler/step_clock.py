@@ -91,9 +91,8 @@ class OpenStep:
 
     def record(self, end_ns: int) -> StepRecord:
         """Return it by the time of the host."""
-        end_ns = max(self.start_ns, end_ns)
         causes = self.input_ns, self.callbacks_ns, self.dispatch_ns
-        return StepRecord(self.step, self.kind, self.start_ns, end_ns, *causes, self.rule)
+        return StepRecord(self.step, self.kind, self.start_ns, max(self.start_ns, end_ns), *causes, self.rule)
 
 
 class StepClock:
@@ -307,8 +306,7 @@ class StepClock:
     def dispatched(self) -> None:
         """Record that the open step computes from now on."""
         if (step := self._open) is not None and not step.explicit:
-            dispatch_ns = monotonic_ns() - step.start_ns - (step.input_ns or 0) - (step.callbacks_ns or 0)
-            step.dispatch_ns = max(0, dispatch_ns)
+            step.dispatch_ns = max(0, monotonic_ns() - step.start_ns - (step.input_ns or 0) - (step.callbacks_ns or 0))
 
     @contextmanager
     def within(self, account: str, detail: str | None = None) -> Iterator[None]:
