@@ -1,8 +1,8 @@
 """Keeps the program's files as they are while a resumed program repeats what came before the checkpoint.
 
-Until the training continues, the program runs on the states that skipped trainings left. What it writes over a file that
-is there goes to a copy instead, which it also reads; the file follows once the copy continues it. What cannot be kept
-so ends the resumption before the file is touched.
+Until the training continues, the program runs on the states that skipped trainings left. What it writes over a file
+that is there goes to a copy instead, which it also reads; the file is replaced once the copy continues it. What cannot
+be kept so ends the resumption before the file is touched.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class FileGuard:
 
     @contextmanager
     def watching(self, checkpoint: Path, saved_s: float, diverge: Callable[[str], None]) -> Iterator[None]:
-        """Keep files in the block until `resume_writes`; report one that is read as it was written after the checkpoint."""
+        """Keep files in the block until `resume_writes`; report one that is read and was written after `saved_s`."""
         _add_hook()
         with ExitStack() as stack:
             self._folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tpunb-kept-"))

@@ -79,9 +79,9 @@ class FitStart(NamedTuple):
 
     def check_ends(self) -> None:
         """Raise an error if the program would go on from a training that is skipped without the state it left."""
-        known = self.metadata.get("ends", {})
+        ends = self.metadata.get("ends", {})
         for number in range(self.number):
-            one = dict(known.get(str(number), {}))
+            one = dict(ends.get(str(number), {}))
             reason = one.get("reason") or ("" if self.end(number) is not None else "it was not kept")
             if reason:
                 place = f" after {plain(str(one['place']))}" if one.get("place") else ""

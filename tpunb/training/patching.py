@@ -24,7 +24,7 @@ _ended = WeakKeyDictionary[Any, Any]()  # functions and classes whose blocks are
 @contextmanager
 def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
     """Set an attribute to a value made for the block; afterwards restore it, or the inherited one that it hid."""
-    before = _without_ended(_own(owner, name))
+    before = _without_ended(_attribute(owner, name))
     setattr(owner, name, value)
     try:
         yield
@@ -43,7 +43,7 @@ def wrapped(owner: Any, name: str, hook: Hook) -> Iterator[None]:
 
     The wrapper stays where the program has put its own around it; after the block it calls the original.
     """
-    before = _without_ended(_own(owner, name))
+    before = _without_ended(_attribute(owner, name))
     original = _original(owner, name, before, getattr(owner, name))
     call = hook(original)
 
@@ -58,7 +58,7 @@ def wrapped(owner: Any, name: str, hook: Hook) -> Iterator[None]:
         value = type(before)(value)
     # a function is pickled by its name in the module that defines it
     home = sys.modules.get(before.__module__) if isinstance(before, FunctionType) else None
-    owners = [owner] if home is None or home is owner or _own(home, name) is not before else [owner, home]
+    owners = [owner] if home is None or home is owner or _attribute(home, name) is not before else [owner, home]
     for each in owners:
         setattr(each, name, value)
     try:
@@ -69,7 +69,7 @@ def wrapped(owner: Any, name: str, hook: Hook) -> Iterator[None]:
             _restore(each, name, value, before)
 
 
-def _own(owner: Any, name: str) -> Any:
+def _attribute(owner: Any, name: str) -> Any:
     """Return the attribute of an owner itself."""
     return vars(owner).get(name, _INHERITED) if hasattr(owner, "__dict__") else getattr(owner, name, _INHERITED)
 
@@ -91,7 +91,7 @@ def _without_ended(value: Any) -> Any:
 def _restore(owner: Any, name: str, value: Any, before: Any) -> None:
     if isinstance(key := _function(value), FunctionType | type):
         _ended[key] = before
-    if _own(owner, name) is value:  # else the program has set it since
+    if _attribute(owner, name) is value:  # else the program has set it since
         before = _without_ended(before)
         delattr(owner, name) if before is _INHERITED else setattr(owner, name, before)
 

@@ -246,8 +246,8 @@ def _restored(present: Any, encoded: Any, arrays: Sequence[NDArray[Any]], state:
             if kind.startswith("floats"):
                 items = [float(each) for each in arrays[value]]
             else:
-                held = [*present] if type(present) is list else []
-                items = [again(*each) for each in zip([*held, *[None] * len(value)], value, strict=False)]
+                items_there = [*present] if type(present) is list else []
+                items = [again(*each) for each in zip([*items_there, *[None] * len(value)], value, strict=False)]
             return _refilled(present, {"list": list, "deque": deque, "set": set}[kind.rpartition(" ")[2]], items)
         case "tuple":
             return tuple(again(None, each) for each in value)
