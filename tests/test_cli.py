@@ -59,7 +59,6 @@ def written(folder, code, name="program.py"):
 # -- usage ------------------------------------------------------------------------------------------------------------
 
 WRONG = {
-    "": "unknown command ''",
     "walk -- python": "unknown command 'walk'",
     "run": "no -- and program in 'tpunb run'",
     "run python train.py": "no -- and program in 'tpunb run python train.py'",
@@ -198,7 +197,7 @@ def test_workers_and_helpers_are_no_runs(folder):
     assert "KeyError: 'at the end'" in errors
     assert "sitecustomize" not in errors.partition("KeyError")[0]
     assert "the program ended with exit code 1; this is what was recorded before it" in errors
-    assert errors.endswith('Open it in a notebook: tp.summary("run")\n')
+    assert errors.endswith("Open it as a page: tpunb view run\n")
     assert [str(path.parent.relative_to(folder)) for path in folder.rglob("run.json")] == ["run"]
     assert facts(folder / "run")["state"] == "ended by KeyError"
 
@@ -210,7 +209,7 @@ def test_each_rank_is_a_run_of_one_job(folder):
         "run/rank0",
         "run/rank1",
     ]
-    assert errors.endswith('Open it in a notebook: tp.summary("run")\n')
+    assert errors.endswith("Open it as a page: tpunb view run\n")
     assert tp.load(folder / "run").name == "run"
 
 
@@ -315,7 +314,7 @@ def test_every_step_of_an_unchanged_training_is_recorded(folder):
     assert profile.stored.frame["kind"].to_list() == ["train"] * 6
     assert facts(folder / "runs" / "short")["state"] == "finished"
     assert "How this was measured" in errors
-    assert errors.endswith('Open it in a notebook: tp.explore("runs/short")\n')
+    assert errors.endswith("Open it as a page: tpunb view runs/short\n")
     assert "Traceback" not in errors
 
 
@@ -325,5 +324,5 @@ def test_a_killed_training_is_shown_as_far_as_it_was_recorded(folder):
     out, errors, code = run(folder, written(folder, TRAINING), "kill")
     assert (out, code) == ("", -signal.SIGKILL)
     assert "the program ended by SIGKILL; this is what was recorded before it" in errors
-    assert errors.endswith('Open it in a notebook: tp.explore("run")\n')
+    assert errors.endswith("Open it as a page: tpunb view run\n")
     assert len(tp.load(folder / "run").stored) >= 3

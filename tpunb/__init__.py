@@ -14,7 +14,18 @@ from typing import Any
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_import_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "__version__":
+        return _import_name(name)
+    from importlib import metadata
+
+    try:
+        return metadata.version(__name__)
+    except metadata.PackageNotFoundError as error:  # a copy of the sources
+        raise AttributeError("__version__") from error
 
 
 def load_ipython_extension(shell: Any) -> None:

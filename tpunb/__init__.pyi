@@ -37,5 +37,7 @@ from .widgets.explorer import explore as explore
 from .widgets.summary import summary as summary
 from .widgets.tuning_panel import tuning_panel as tuning_panel
 
+__version__: str
+
 def load_ipython_extension(shell: object) -> None: ...
 def unload_ipython_extension(shell: object) -> None: ...

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import codecs
+import io
 import json
 import math
 import os
+import shlex
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tpunb.errors import TpunbError
 from tpunb.profiler import child_capture
@@ -44,7 +48,7 @@ _HELP = """Profile trainings, and report on their runs.
   tpunb view runs/bert              open the run as a page in the browser
   tpunb mcp runs                    answer an assistant about the runs in a folder
 
-tpunb COMMAND --help lists the options of a command."""
+tpunb COMMAND --help lists the options of a command, tpunb --version prints the version."""
 
 
 class _WrongUsage(TpunbError):
@@ -59,20 +63,33 @@ class _Parser(argparse.ArgumentParser):
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit code: of `tpunb run` that of the program, 2 for wrong usage."""
     words = [*(sys.argv[1:] if words is None else words)]
+    sys.stdout, sys.stderr = map(_writable, (sys.stdout, sys.stderr))
     try:
-        if words[:1] in (["-h"], ["--help"]):
-            print(_HELP)
-            return 0
-        if words[:1] == ["run"]:
-            return _run(words[1:])
-        if words[:1] and words[0] in _COMMANDS:
-            return _read(words[0], words[1:])
-        raise TpunbError(f"unknown command {' '.join(words[:1])!r}", hint="tpunb --help lists the commands")
+        code = _answer(words)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:  # before the program began
         return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader of the pipe ended
+        return 128 + signal.SIGPIPE
     except (TpunbError, ValueError, OSError) as error:
         _print(format_error(error))
         return _NOT_FOUND if isinstance(error, _NoProgram) else _WRONG_USAGE
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            _settle(stream)
+
+
+def _answer(words: list[str]) -> int:
+    """Run the command that the words begin with, and return the exit code."""
+    if words[:1] in ([], ["-h"], ["--help"], ["--version"]):
+        print(f"tpunb {version('tpunb')}" if words[:1] == ["--version"] else _HELP)
+        return 0
+    if words[0] == "run":
+        return _run(words[1:])
+    if words[0] in _COMMANDS:
+        return _read(words[0], words[1:])
+    raise TpunbError(f"unknown command {words[0]!r}", hint="tpunb --help lists the commands")
 
 
 class _NoProgram(TpunbError):
@@ -95,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(words: list[str]) -> int:
     """Run a program with the hook in its Python processes, and show what they captured."""
     if not hasattr(os, "posix_spawnp"):
-        raise TpunbError("tpunb run requires Linux or macOS", hint="capture a block: with tp.capture(folder): ...")
+        raise TpunbError("tpunb run requires Linux or macOS", hint="capture it in the program: docs/capture.md")
     variables = dict(os.environ)  # before libraries add theirs
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _watched())  # before libraries start threads, which inherit it
     try:
@@ -248,8 +265,7 @@ def _print_summary(
     form = str if "://" in folder else Path
     earlier = None if moved is None else earlier_run(form(folder), form(moved))
     shown = summary(profile, method=method, note=". ".join(filter(None, [ending, earlier, also])) or None)
-    verb = "summary" if shown.phases is None else "explore"
-    print(f"{shown}\n\nOpen it in a notebook: tp.{verb}({json.dumps(relative(profile.source))})", file=sys.stderr)
+    print(f"{shown}\n\nOpen it as a page: tpunb view {shlex.quote(relative(profile.source))}", file=sys.stderr)
 
 
 # -- commands that read runs ------------------------------------------------------------------------------------------
@@ -277,9 +293,8 @@ def _read(command: str, words: Sequence[str]) -> int:
     except _WrongUsage as error:
         _print(format_error(error))
         return _USAGE_CODE
-    except BrokenPipeError:  # the reader of the pipe ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    except BrokenPipeError:
+        raise
     except Exception as error:  # noqa: BLE001  a traceback helps nobody at a terminal
         _print(format_error(error))
         return _DATA_CODE
@@ -335,6 +350,8 @@ def _compare_options(parser: argparse.ArgumentParser) -> None:
 def _limit(text: str) -> float:
     if not 0 < (limit := _number(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0, such as 3%")
+    if limit >= 1 and "%" not in text:  # as a share, no run would ever be slower
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share below 1: write {text.strip()}% for percent")
     return limit
 
 
@@ -458,5 +475,38 @@ _COMMANDS: dict[str, tuple[str, str, Callable[..., None], Callable[..., int]]] =
 }
 
 
+# -- output -----------------------------------------------------------------------------------------------------------
+
+_SPELLED = {"←": "<-", "→": "->", "…": "...", "µ": "u", "·": "-", "–": "-", "×": "x", "≥": ">="}
+
+
+def _spell(error: UnicodeError) -> tuple[str, int]:
+    """Return what an output shows for characters that its encoding lacks: JSON stays JSON."""
+    assert isinstance(error, UnicodeEncodeError)  # the stream only writes
+    lacking = error.object[error.start : error.end]
+    return "".join(_SPELLED.get(char) or json.dumps(char)[1:-1] for char in lacking), error.end
+
+
+codecs.register_error("tpunb", _spell)
+
+
+def _writable(stream: Any) -> Any:
+    """Return a stream that any text can be written to; what closed streams are given is dropped."""
+    if getattr(stream, "closed", stream is None):
+        return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123  open as long as the process
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="tpunb")
+    return stream
+
+
+def _settle(stream: Any) -> None:
+    """Write the rest of a stream; if nobody reads it, drop it, or the interpreter fails to as it ends."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _print(line: str) -> None:
-    print(f"tpunb: {plain(line)}", file=sys.stderr)
+    with suppress(OSError):  # nobody reads it
+        print(f"tpunb: {plain(line)}", file=sys.stderr)

@@ -151,12 +151,15 @@ def check_share(owner: str, name: str, value: object) -> float:
     return float(value)
 
 
+KEEP_ALL = "capture again with --keep all (in Python: keep='all')"
+
+
 def not_kept(name: str, what: str, *, job: bool = False) -> TpunbError:
     """Return the error for data that only raw events contain; of a job, these are where its files are."""
     if job:
         reason = f"{name or 'this job'} holds no {what}: its hosts were reduced to statistics where their files are"
-        return TpunbError(reason, hint="load the files of a few hosts: tp.load([file, ...])")
+        return TpunbError(reason, hint="load the files of a few hosts")
     return TpunbError(
         f"{name or 'this run'} holds no {what}: its capture kept statistics only",
-        hint="capture with keep='all' (in the magic: --keep all); for XProf's tables, load their XPlane",
+        hint=f"{KEEP_ALL}; for XProf's tables, load their XPlane",
     )

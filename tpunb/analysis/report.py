@@ -32,6 +32,7 @@ _TEXT = 110  # characters of a text of the program
 _BYTES = 4000  # of the JSON; what is least in the longest list is left out beyond that
 _LISTS = ("phases", "accounts", "actions", "operations", "unknown")
 _ENDS = ("low", "high")
+_CAPTURE = "capture the run: tpunb run, tp.capture or %%tpupoint"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -315,11 +316,11 @@ class _Writer:
         steps = self.phases.steps
         yield from _unfinished(self.source)
         if self.goodput is None:
-            yield _missing("run time, and what ran between steps", "capture the run: tp.capture, %%tpupoint")
+            yield _missing("run time, and what ran between steps", _CAPTURE)
         else:
             for note in self.goodput.notes[:1]:
                 more = f" (and {len(self.goodput.notes) - 1} more)" if len(self.goodput.notes) > 1 else ""
-                yield _missing(note + more, "capture the run with tp.capture")
+                yield _missing(note + more, _CAPTURE)
             if (others := others_used(self.goodput)) is not None:
                 yield _missing(f"times without other load: {others}", "run again on an idle machine")
         if unseen := self.phases.frame.filter(pl.col("full") == 0, pl.col("phase") >= 0).height:

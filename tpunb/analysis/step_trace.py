@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from tpunb.analysis.representatives import representative
-from tpunb.errors import BadProfile, not_kept
+from tpunb.errors import KEEP_ALL, BadProfile, not_kept
 from tpunb.frames import Phases, Steps
 from tpunb.frames.conversion import write_atomically
 from tpunb.text import cut, plain, short_time
@@ -90,7 +90,7 @@ def open_trace(phases: Phases, phase: int | None = None, path: str | os.PathLike
     row = _typical(phases, phase, events)
     if row is None:
         problem = f"{phases.steps.name or 'this run'} kept no raw events of a step of phase {phase}, {plain(name)}"
-        raise BadProfile(problem, hint="capture with keep='all' (in the magic: --keep all)")
+        raise BadProfile(problem, hint=KEEP_ALL)
     host, step, start, dur = (row[key] for key in ("host", "step", "start_ps", "dur_ps"))
     at = pl.col("start_ps")
     around = events.filter(pl.col("host") == host, at < start + 2 * dur, at + pl.col("dur_ps") > start - dur)

@@ -103,7 +103,7 @@ def _check_whole(frame: pl.DataFrame, *columns: str) -> None:
 def _no_steps(steps: Steps) -> NoSteps:
     name = steps.name or "the profile"
     if not len(steps):
-        hint = "mark steps: `with run.step(i):` or `for batch in run.batches(data):`"
+        hint = "mark steps in the program: `with run.step(i):` or `for batch in run.batches(data):`"
         return NoSteps(f"{name} has no steps", hint=hint)
     counts = [f"{(steps.frame['traced'] == traced).sum()} {traced}" for traced in ("partial", "none")]
     return NoSteps(

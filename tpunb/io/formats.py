@@ -267,7 +267,7 @@ FORMATS = (
 def _by_content(file: Location) -> Profile:
     """Read a file of another name: a raw profile, or a table of XProf."""
     if file.name.endswith(".parquet"):
-        raise BadProfile(f"{file} is a table, not a profile", hint="read a sweep by tp.studies.sweeps.Sweep.read")
+        raise BadProfile(f"{file} is a table, not a profile", hint="load a run (a sweep: Sweep.read in Python)")
     try:
         return logdir.read([file], file.name, file.source)
     except BadProfile:

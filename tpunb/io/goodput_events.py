@@ -220,5 +220,7 @@ def read(fitting: Sequence[Location], where: Location, files: Mapping[str, Locat
     """Read the events of one attempt; those of several are refused."""
     found = [attempt for file in fitting for attempt in attempts(file)]
     if len(found) > 1:
-        raise TpunbError(f"{where} holds {len(found)} attempts of a job", hint=f"tp.job({str(where)!r})")
+        raise TpunbError(
+            f"{where} holds {len(found)} attempts of a job", hint=f"load one file, or in Python tp.job({str(where)!r})"
+        )
     return found[0] if found else None

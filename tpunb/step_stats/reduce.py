@@ -145,12 +145,12 @@ def _no_steps(profile: Profile) -> NoSteps:
     if profile.stored is not None:
         return NoSteps(
             f"{profile.name} has no steps: none was marked, and no window shows any",
-            hint="mark them: `with run.step(i):` or `for batch in run.batches(data):` (Keras' fit needs neither)",
+            hint="mark them in the program: `with run.step(i):` or `for batch in run.batches(data):` (Keras does so)",
         )
     return NoSteps(
         f"{profile.name} holds no steps: no event has step_num, no device has a Steps line, "
         "no module ran twice and no compiled function was called twice",
-        hint=f"{annotate}; or pass a rule to tp.steps(profile, by=rule), "
+        hint=f"{annotate}; or, in Python, pass a rule to tp.steps(profile, by=rule), "
         "a function of the profile that returns one row per step with host, step, start_ps and dur_ps",
     )
 
