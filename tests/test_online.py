@@ -47,6 +47,9 @@ class Idle:
     def on_begin(self, fit):
         pass
 
+    def on_end(self, fit, place, *, kept=None):
+        """Do nothing."""
+
     def on_step(self, fit, *, repeated):
         pass
 

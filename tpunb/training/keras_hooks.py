@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -228,13 +229,17 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
                 if _hooks.resumed is not None:
                     _hooks.resumed.compare_end(fit.number, fit.steps)
         finally:
-            for listener in _hooks.listeners:  # of an interrupted fit, too, after which the program may go on
-                fit.guarded(partial(listener.on_end, kept=kept), fit, place, default=None)
+            fit.guarded(_end, fit, place, kept, default=None)  # of an interrupted one, too: the program may continue
             _hooks.fit = None
             _hooks.ended.append(ended)
         return value
 
     return fit
+
+
+def _end(fit: Fit, place: str, kept: Path | None) -> None:
+    for listener in _hooks.listeners:
+        listener.on_end(fit, place, kept=kept)
 
 
 def _listed(callbacks: Any) -> list[Any]:
