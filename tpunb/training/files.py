@@ -19,7 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tpunb.errors import TpunbError, warn_user
+from tpunb.errors import BadProfile, TpunbError, warn_user
+from tpunb.frames.conversion import open_file
 from tpunb.text import plain
 from tpunb.training.patching import around, on_import, wrapped
 from tpunb.training.program import TPUNB, is_user_code, place_of, user_frame
@@ -172,13 +173,14 @@ class FileGuard:
         """Have the files whose copies the program has continued be those; one that does not continue it stays."""
         copies, self._copies = self._copies, {}
         for path, copy in copies.items():
-            with suppress(OSError):
-                content = Path(copy).read_bytes() if _written(copy) != self._repeated.get(path) else b""
-                if not content:
+            with suppress(OSError, BadProfile):
+                if (present := _written(copy)) == self._repeated.get(path) or not present[1]:
                     continue
+                with open_file(copy) as new, open_file(path) as old:
+                    continues = all(part == new.read(len(part)) for part in iter(partial(old.read, 2**20), b""))
                 beside = f"{path}.resumed"
                 shutil.copyfile(copy, beside)
-                if content.startswith(Path(path).read_bytes()):
+                if continues:
                     Path(beside).replace(path)
                 else:
                     warn_user(f"{plain(path)} was kept; what the resumed run wrote there is in {plain(beside)}")

@@ -14,6 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from inspect import CO_GENERATOR
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -59,7 +60,7 @@ class LoopVariables:
 
     def begin(self) -> None:
         """Note the variables before the first batch."""
-        frame = user_frame()
+        frame = _loop_frame()
         if frame is None:
             return
         self._code, self._line = frame.f_code, place_of(frame)
@@ -69,7 +70,7 @@ class LoopVariables:
 
     def changed(self) -> tuple[dict[str, Any], list[NDArray[Any]], str]:
         """Return the variables that the loop has changed, their arrays, and why one cannot be saved, or ""."""
-        frame = user_frame()
+        frame = _loop_frame()
         if frame is None or frame.f_code is not self._code:
             return {}, [], "" if self._code is None else f"the loop of {self._line} is read elsewhere"
         values, saved, unsaved = _Values(self._state), dict[str, Any](), ""
@@ -92,13 +93,14 @@ class LoopVariables:
 
     def restore(self, saved: Mapping[str, Any], arrays: Sequence[NDArray[Any]], drawn: int) -> None:
         """Set the variables of `changed` in the frame that draws the next batch, the first after so many."""
-        frame = user_frame()
+        frame = _loop_frame()
         if frame is None:
             return
         present, variables = self._present(frame), dict[str, Any]()
+        assigned = {name for _, (access, name) in _accesses(frame.f_code) if access == "STORE"}
         for name, encoded in saved.items():
-            if name not in present and (name.startswith("_") or name in frame.f_globals or name in frame.f_locals):
-                continue  # a function, or a module
+            if name not in present and (name.startswith("_") or name not in assigned):
+                continue  # a function or a module, or a name that the loop does not set
             slot = present.get(name, _Slot(None, name, None))
             value = _restored(slot.value, encoded, arrays, self._state)
             if slot.owner is not None:
@@ -113,7 +115,7 @@ class LoopVariables:
     def restarted(self) -> str:
         """Return, after the first step of a resumed loop, the variable that numbers the batches from 0 again, or ""."""
         counted, self._counted = self._counted, set()
-        frame = user_frame() if counted else None
+        frame = _loop_frame() if counted else None
         if frame is None:
             return ""
         present = self._present(frame)
@@ -142,6 +144,17 @@ class LoopVariables:
                 counts = {attribute: value for attribute, value in attributes.items() if isinstance(value, _SCALARS)}
                 slots |= {f"state.{name}:{path}:{key}": _Slot(attributes, key, value) for key, value in counts.items()}
         return slots
+
+
+def _loop_frame() -> FrameType | None:
+    """Return the frame of the program that runs the loop, not one of an iterator that hands the batches on."""
+    frame = user_frame()
+    while frame is not None and frame.f_back is not None and frame.f_code.co_name != "<genexpr>":
+        is_user = is_user_code(frame.f_code.co_filename)
+        if is_user and not frame.f_code.co_flags & CO_GENERATOR and frame.f_code.co_name != "__next__":
+            break
+        frame = frame.f_back
+    return frame
 
 
 def _attributes(path: str, value: Any, seen: set[int]) -> dict[str, _Slot]:
