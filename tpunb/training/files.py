@@ -26,6 +26,9 @@ from tpunb.training.patching import around, on_import, wrapped
 from tpunb.training.program import TPUNB, is_user_code, place_of, user_frame
 
 _CACHES = (f"{os.sep}__pycache__{os.sep}", f"{os.sep}.cache{os.sep}")
+_SETTINGS = os.path.join(os.path.expanduser("~"), ".")  # noqa: PTH111, PTH118  Path raises for unknown users
+"""Begin of the paths of files that libraries keep in the home directory."""
+
 _WRITERS = tuple(f"{TPUNB}{each}" for each in (f"io{os.sep}", "training/snapshot.py", "training/fingerprints.py"))
 """Modules of this package that write files."""
 
@@ -153,7 +156,9 @@ class FileGuard:
 
     def _is_later(self, path: str) -> bool:
         """Return whether the program reads a file that it has written after the checkpoint, before it was killed."""
-        if any(cache in path for cache in _CACHES) or path.startswith((self._folder, *self._checkpoints, *_SYSTEM)):
+        if any(cache in path for cache in _CACHES) or path.startswith(
+            (self._folder, *self._checkpoints, *_SYSTEM, _SETTINGS)
+        ):
             return False
         return _written(path)[0] / 1e9 > self.reached_s and _is_of_program() and Path(path).is_file()
 
