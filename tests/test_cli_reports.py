@@ -310,4 +310,4 @@ def test_the_commands_of_the_workflow_run_on_two_runs(timed, b, code, tmp_path):
     assert json.loads((tmp_path / "report.json").read_text())["format"] == 1
     summary = (tmp_path / "summary.md").read_text()
     assert summary.startswith("**timed: ")
-    assert summary.splitlines()[-1] == (tmp_path / "compare.txt").read_text().strip()
+    assert summary.splitlines()[-1].strip() == (tmp_path / "compare.txt").read_text().strip()
