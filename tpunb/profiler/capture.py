@@ -311,6 +311,7 @@ def _begin(session: CaptureSession, stack: ExitStack) -> None:
     session.on_end = sources.loop.close
     session.recorder.stalls.loops = sources.loop.codes
     session.import_watchers += [arbiter.patch_loaded, spans.patch_loaded, sources.patch_loaded]
+    session.note_begin()
 
 
 @contextmanager

@@ -80,6 +80,7 @@ class CaptureSession:
     def __init__(
         self, writer: RunWriter, source: Source, schedule: Schedule, *, keep: Keep, until: int | None = None
     ) -> None:
+        self._origin_ns = time.monotonic_ns()  # of the run, whose time is that of its block
         self.writer, self.source, self._schedule, self._keep, self._until = writer, source, schedule, keep, until
         self.clock = StepClock(self._annotate, until=until, reached=lambda: self.stop(f"stopped at step {until}"))
         if hasattr(source, "boundary"):
@@ -144,7 +145,6 @@ class CaptureSession:
 
         xplane.warm()
         self.clock.on_step = lambda record: self.writer.step((*record[:8], self.clock.steps_before))
-        self._origin_ns = time.monotonic_ns()
         self.scheduler = WindowScheduler(self._schedule, self._origin_ns / 1e9)
         self.recorder = RunRecorder(self.writer, self.clock, self.scheduler, self._keep, self._origin_ns)
         self._write_facts()
@@ -244,6 +244,10 @@ class CaptureSession:
                 self._closing.start()
             except RuntimeError:  # too many, or from Python 3.12 on, as the interpreter ends
                 self._close()
+
+    def note_begin(self) -> None:
+        """Record the time since the first line of the block, in which the program waited for the capture."""
+        self.recorder.spend("begin of the capture", self._origin_ns)
 
     def on_spent(self, spent: Spent) -> None:
         """Record time of known cause, and charge checkpoints to the budget."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import io
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from tpunb.errors import BadProfile, TpunbError, warn_user
 from tpunb.frames.conversion import open_file
 from tpunb.text import plain
 from tpunb.training.patching import around, on_import, wrapped
-from tpunb.training.program import TPUNB, is_user_code, place_of, user_frame
+from tpunb.training.program import PACKAGES, STANDARD_FOLDERS, TPUNB, is_user_code, place_of, user_frame
 
 _CACHES = (f"{os.sep}__pycache__{os.sep}", f"{os.sep}.cache{os.sep}")
 _SETTINGS = os.path.join(os.path.expanduser("~"), ".")  # noqa: PTH111, PTH118  Path raises for unknown users
@@ -35,6 +36,11 @@ _WRITERS = tuple(f"{TPUNB}{each}" for each in (f"io{os.sep}", "training/snapshot
 _SYSTEM = ("/proc/", "/sys/", "/dev/")
 CHECKPOINT_NAMES = ("tpunb-", ".tpunb-", ".ends-", "fingerprints-")
 """Begins of the names that checkpoints have in their folder."""
+
+_LOADERS = re.compile(
+    r"[\\/](?:torch[\\/]serialization|numpy[\\/]lib|keras[\\/]src[\\/]saving|h5py|safetensors|pandas|joblib)\b"
+)
+"""Modules of libraries that load the files of a program."""
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 _EVENTS = {"open", "os.mkdir", "os.remove", "os.rename", "os.truncate", "shutil.rmtree", "sqlite3.connect"}
@@ -160,7 +166,7 @@ class FileGuard:
             (self._folder, *self._checkpoints, *_SYSTEM, _SETTINGS)
         ):
             return False
-        return _written(path)[0] / 1e9 > self.reached_s and _is_of_program() and Path(path).is_file()
+        return _written(path)[0] / 1e9 > self.reached_s and _is_loaded() and Path(path).is_file()
 
     def _copy(self, path: str) -> str:
         folder = Path(self._folder) / str(len(self._copies))
@@ -231,6 +237,17 @@ def _written(file: str) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return found.st_mtime_ns, found.st_size
+
+
+def _is_loaded() -> bool:
+    """Return whether the program reads a file itself, or by a function that loads files: not what a library caches."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((*STANDARD_FOLDERS, TPUNB)) or PACKAGES.search(file):
+            return is_user_code(file) or _LOADERS.search(file) is not None
+        frame = frame.f_back
+    return False
 
 
 def _is_of_program() -> bool:
