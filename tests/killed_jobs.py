@@ -46,8 +46,9 @@ def keras_attempt(folder, number, steps, kill):
                 (folder / "next.keras").replace(saved)
             time.sleep(0.02)
 
-    with tp.capture(folder / "runs" / f"attempt{number}", schedule=tp.Schedule(every=3600.0, burst=0)):
-        note(clock, "begin")
+    capture = tp.capture(folder / "runs" / f"attempt{number}", schedule=tp.Schedule(every=3600.0, burst=0))
+    note(clock, "begin")
+    with capture:
         if saved.exists():
             model = keras.models.load_model(saved)
         else:
@@ -79,8 +80,9 @@ def maxtext_attempt(folder, number, steps, kill):
 
     goodput.GoodputRecorder = lambda job, _, enabled: Beside(folder / "events.jsonl", job, enabled)
     options = {"steps": steps, "checkpoint_period": EVERY, "enable_goodput_recording": True}
-    with tp.capture(folder / "runs" / f"attempt{number}", schedule=tp.Schedule(every=3600.0, burst=0)):
-        note(clock, "begin")
+    capture = tp.capture(folder / "runs" / f"attempt{number}", schedule=tp.Schedule(every=3600.0, burst=0))
+    note(clock, "begin")
+    with capture:
         train.main(maxtext_command(folder, **options))
         note(clock, "end")
 

@@ -55,13 +55,6 @@ def test_one_row_a_second_from_the_second_call(machine):
     assert load.take("a", 9 * SECOND).rows() == []
 
 
-def test_a_clock_that_is_set_back_loses_one_row(machine):
-    load = ProcessLoad()
-    for second in (10, 11, 3, 4):
-        load.sample(second * SECOND)
-    assert load.take("a", 0)["start_ps"].to_list() == [10 * 10**12, 3 * 10**12]
-
-
 def test_figures_that_the_system_hides_end_the_sampling(machine, monkeypatch):
     def hidden():
         raise psutil.AccessDenied

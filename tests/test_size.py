@@ -13,22 +13,22 @@ ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
     "analysis": 5_131,
     "charts": 1_730,
-    "checkpoint": 1_830,
+    "checkpoint": 2_000,
     "cluster": 2_040,
-    "frames": 1_500,
-    "io": 6_530,
-    "profiler": 5_474,
-    "root": 2_040,
+    "frames": 1_520,
+    "io": 6_590,
+    "profiler": 5_515,
+    "root": 2_145,
     "step_stats": 2_180,
     "testing": 630,
     "tfdata": 1_130,
     "torchdata": 1_030,
-    "training": 2_640,
+    "training": 3_345,
     "tuning": 3_620,
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 56_448, 241  # of the package without studies: all lines; modules
+LINES, FILES = 57_960, 244  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
