@@ -285,6 +285,27 @@ def test_signals_reach_the_program_once_and_end_both_alike(folder):
     assert facts(folder / "run")["state"] == "running"  # as of any run that is killed
 
 
+TERMINATED = """
+import signal, sys
+import torch
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.live
+def test_a_program_that_is_asked_to_end_is_named_in_one_line(folder):
+    process = start(folder, "-m", "tpunb", "run", "-o", "run", "--", sys.executable, written(folder, TERMINATED))
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    out, errors, code = ended(process)
+    assert (out, code) == ("", 7)
+    assert errors == "tpunb: the program ended with exit code 7; to see what was recorded: tpunb report run\n"
+    assert facts(folder / "run")["state"] == "ended by SystemExit"
+
+
 # -- what is recorded -------------------------------------------------------------------------------------------------
 
 TRAINING = """

@@ -145,14 +145,17 @@ def _run_blocked(words: list[str], variables: Mapping[str, str], mask: Iterable[
         Path(hook, f"{child_capture.HOOK}.py").write_bytes(Path(child_capture.__file__).read_bytes())
         Path(hook, child_capture.REQUEST).write_text(json.dumps({"folder": folder, "options": vars(options)}))
         paths = [hook, *filter(None, [variables.get("PYTHONPATH")])]
-        status = _wait(command, {**variables, "PYTHONPATH": os.pathsep.join(paths)}, mask)
+        status, is_terminated = _wait(command, {**variables, "PYTHONPATH": os.pathsep.join(paths)}, mask)
         files = sorted(Path(hook).iterdir(), key=lambda file: file.stat().st_mtime_ns)
         runs = {file.name: file.read_text() for file in files if file.is_file() and not file.suffix}
     runs = {name: path for name, path in runs.items() if path}  # the others' captures did not begin
     if not runs:
         with suppress(OSError):  # a URL
             Path(place).rmdir()
-    if not options.quiet and rank in ("", "0"):
+    if is_terminated and runs and not options.quiet:  # who asks for an end may kill what has not ended soon
+        shown, ending = folder.removeprefix(f"{Path.cwd()}{os.sep}"), _ending(status) or "the program ended"
+        _print(f"{ending}; to see what was recorded: tpunb report {shlex.quote(shown)}")
+    elif not options.quiet and rank in ("", "0"):
         try:
             _print_summary(folder, runs, method, _ending(status), moved)
         except KeyboardInterrupt:
@@ -192,8 +195,12 @@ def _watched() -> set[signal.Signals]:
     return {number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN} | {signal.SIGCHLD}
 
 
-def _wait(command: list[str], variables: Mapping[str, str], mask: Iterable[int]) -> int:
-    """Run the command with signals as without this process, and return its status as of ``os.waitpid``."""
+def _wait(command: list[str], variables: Mapping[str, str], mask: Iterable[int]) -> tuple[int, bool]:
+    """Run the command with signals as without this process.
+
+    Return its status as of ``os.waitpid``, and whether SIGTERM was sent to it.
+    """
+    is_terminated = False
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what has arrived so far is for this process
     signal.signal(signal.SIGCHLD, lambda *_: None)  # an ignored one would not end the wait
     signal.pthread_sigmask(signal.SIG_BLOCK, watched := _watched())
@@ -207,10 +214,11 @@ def _wait(command: list[str], variables: Mapping[str, str], mask: Iterable[int])
         number, is_direct = _next_signal(watched)
         if number != signal.SIGCHLD and is_direct:
             os.kill(process, number)
+            is_terminated |= number == signal.SIGTERM
     while signal.sigpending() & watched:
         signal.sigwait(watched)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return ended[1]
+    return ended[1], is_terminated
 
 
 def _next_signal(watched: set[signal.Signals]) -> tuple[int, bool]:
@@ -228,7 +236,7 @@ def _ending(status: int) -> str | None:
         return None
     code = os.waitstatus_to_exitcode(status)
     reason = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    return f"the program ended {reason}; this is what was recorded before it"
+    return f"the program ended {reason}"
 
 
 def _exit_code(status: int) -> int:
@@ -264,7 +272,8 @@ def _print_summary(
     also = f"other processes were captured too: {', '.join(others)}" if others else None
     form = str if "://" in folder else Path
     earlier = None if moved is None else earlier_run(form(folder), form(moved))
-    shown = summary(profile, method=method, note=". ".join(filter(None, [ending, earlier, also])) or None)
+    before = ending and f"{ending}; this is what was recorded before it"
+    shown = summary(profile, method=method, note=". ".join(filter(None, [before, earlier, also])) or None)
     print(f"{shown}\n\nOpen it as a page: tpunb view {shlex.quote(relative(profile.source))}", file=sys.stderr)
 
 
