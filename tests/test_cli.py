@@ -303,7 +303,7 @@ def test_a_program_that_is_asked_to_end_is_named_in_one_line(folder):
     out, errors, code = ended(process)
     assert (out, code) == ("", 7)
     assert errors == "tpunb: the program ended with exit code 7; to see what was recorded: tpunb report run\n"
-    assert facts(folder / "run")["state"] == "ended by SystemExit"
+    assert facts(folder / "run")["state"] == "finished"  # by its own exit
 
 
 # -- what is recorded -------------------------------------------------------------------------------------------------

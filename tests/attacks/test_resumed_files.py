@@ -181,3 +181,23 @@ def test_a_run_with_other_numbers_of_loops_is_not_said_to_be_exact(tmp_path):
     with pytest.warns(UserWarning, match="it had 4 trainings, the saved run 3"), resume(one) as resumed:
         loop(tmp_path, nothing, epochs=4)
     assert "exactly" not in str(resumed)
+
+
+def test_a_loop_whose_end_was_not_seen_is_not_skipped(tmp_path):
+    def cell(folder):
+        torch.manual_seed(1)
+        net = torch.nn.Linear(2, 1)
+        state, kept = {"net": net, "opt": torch.optim.SGD(net.parameters(), 0.1)}, []
+        for _ in range(3):
+            drawn = iter(tp.testing.null_run.batches([torch.ones(1, 2)] * 4, state=state))
+            kept.append(drawn)  # so that a break does not end it
+            for number, batch in enumerate(drawn):
+                net(batch).sum().backward()
+                state["opt"].step()
+                if number == 2:
+                    break
+
+    with checkpointing(tmp_path, every=2):
+        cell(tmp_path)
+    with pytest.raises(TpunbError, match="its end was not seen"):
+        resume(checkpoints(tmp_path)[-1]).__enter__()

@@ -79,7 +79,7 @@ class _Block(Block):
     def finish(self) -> None:
         """Note that the end of the last loop was not seen, if it was left and something still refers to it."""
         if self.last is not None and (loop := self.last()) is not None:
-            loop.end()
+            loop.end(unseen="its end was not seen: something still refers to its iterator")
 
     def follow_optimizers(self) -> None:
         """Note the optimizers of PyTorch that take a step, until the block ends."""
@@ -203,17 +203,17 @@ class Loop(Iterator[T], Generic[T]):
             saved, arrays = self._resumed_variables["values"], self._resumed_variables["arrays"]
             self._variables.restore(saved, arrays, self.data.drawn)
 
-    def end(self) -> None:
-        """Handle the end of the loop, once: its last batch, a ``break``, or that the program has dropped it."""
+    def end(self, *, unseen: str = "") -> None:
+        """Handle the end of the loop, once: after its last batch, or as a ``break`` drops it, if that was seen."""
         if self._is_over or not self._is_begun or not _block.users:
             return
         self._is_over = True
-        self._guarded(self._end)
+        self._guarded(self._end, unseen)
 
-    def _end(self) -> None:
+    def _end(self, unseen: str) -> None:
         place = place_of(user_frame())
         for saving in _block.listeners:
-            saving.on_end(self, place, kept=self._skipped)
+            saving.on_end(self, place, kept=self._skipped, unseen=unseen)
         if self._resumed is not None and _block.start is None and self._skipped is None:
             self._resumed.compare_end(self.number, self.steps)
 

@@ -132,15 +132,18 @@ class Saving:
             with signals.spending("checkpoint save", "tpunb"):
                 self._save(fit, replacing=self.saved.pop().path if is_again else None)
 
-    def on_end(self, fit: Training, place: str, *, kept: Path | None = None) -> None:
+    def on_end(self, fit: Training, place: str, *, kept: Path | None = None, unseen: str = "") -> None:
         """Keep the state in which a training ends: a resumption that skips the training restores it.
 
-        `place` is its line in the program; `kept` the state, if it is that of a training that was skipped itself.
+        `place` is its line in the program, `kept` the state of a training that was skipped itself, `unseen` why it is
+        not the present one.
         """
         with signals.spending("checkpoint save", "tpunb"):
-            begun, end = time.perf_counter(), {"place": place, "name": "", "reason": ""}
+            begun, end = time.perf_counter(), {"place": place, "name": "", "reason": unseen}
             self._ends[str(fit.number)] = end
             try:
+                if unseen:
+                    return
                 if kept is None and self._ends_left <= 0:
                     raise OSError("the states of ended loops take more than ends_gb allows")
                 if kept is not None and kept.parent.parent != self.folder:
