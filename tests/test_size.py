@@ -18,7 +18,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "frames": 1_520,
     "io": 6_590,
     "profiler": 5_515,
-    "root": 2_145,
+    "root": 2_150,
     "step_stats": 2_180,
     "testing": 630,
     "tfdata": 1_130,
@@ -28,7 +28,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 57_960, 244  # of the package without studies: all lines; modules
+LINES, FILES = 57_970, 244  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
