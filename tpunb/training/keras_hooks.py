@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,7 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
             for callback in callbacks:
                 callback.set_model(model)
         elif start is not None:
-            _hooks.start = None
+            _hooks.start, guard.reached_s = None, inf  # what its callbacks read as it begins is restored afterwards
             bound.arguments["initial_epoch"] = start.metadata["epoch"]
         validation = bound.arguments.get("validation_data"), bound.arguments.get("validation_steps")
         _hooks.thread = threading.get_ident()
