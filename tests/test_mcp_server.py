@@ -103,7 +103,7 @@ def test_a_comparison_with_itself_is_equal(tools):
 
 def test_what_a_run_does_not_hold_is_said_with_what_to_do(tools):
     assert refusal(tools, "roofline", run="a").endswith("load their XPlane")
-    assert "its capture kept statistics only; capture with" in refusal(
+    assert "its capture kept statistics only; capture again with" in refusal(
         tools, "source_line", run="a", operation="Conv2D"
     )
 
