@@ -143,7 +143,7 @@ class FileGuard:
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """End the resumption before a file is written, moved or removed in another way."""
-        is_read = event == "open" and not arguments[2] & _WRITES
+        is_read = event == "open" and not (isinstance(arguments[2], int) and arguments[2] & _WRITES)
         if is_read or not _is_of_program():
             return
         count = 2 if event == "os.rename" else 1
@@ -189,7 +189,7 @@ class FileGuard:
                     continue
                 with open_file(copy) as new, open_file(path) as old:
                     continues = all(part == new.read(len(part)) for part in iter(partial(old.read, 2**20), b""))
-                beside = f"{path}.resumed"
+                beside = f"{path}.resumed" if not Path(f"{path}.resumed").exists() else f"{path}.resumed-{os.getpid()}"
                 shutil.copyfile(copy, beside)
                 if continues:
                     Path(beside).replace(path)
