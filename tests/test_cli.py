@@ -67,7 +67,7 @@ WRONG = {
     "run --window x -- python": "invalid float value",
     "run --window 0 -- python": "The window parameter of Schedule",
     "run --budget 0.1 --window 2 -- python": "--budget cannot be combined with --window",
-    "run --threshold 0.5 -- python": "--threshold requires --method ols (got dbscan)",
+    "run --threshold 0.5 -- python": "unrecognized arguments: --threshold 0.5",
     "run -o docs -- python": "docs",
 }
 
@@ -196,8 +196,8 @@ def test_workers_and_helpers_are_no_runs(folder):
     assert code == 1
     assert "KeyError: 'at the end'" in errors
     assert "sitecustomize" not in errors.partition("KeyError")[0]
-    assert "the program ended with exit code 1; this is what was recorded before it" in errors
-    assert errors.endswith("Open it as a page: tpunb view run\n")
+    assert "the program ended with exit code 1" in errors
+    assert errors.endswith("to see it: tpunb report run\n")
     assert [str(path.parent.relative_to(folder)) for path in folder.rglob("run.json")] == ["run"]
     assert facts(folder / "run")["state"] == "ended by KeyError"
 
@@ -209,7 +209,7 @@ def test_each_rank_is_a_run_of_one_job(folder):
         "run/rank0",
         "run/rank1",
     ]
-    assert errors.endswith("Open it as a page: tpunb view run\n")
+    assert errors.endswith("to see it: tpunb report run\n")
     assert tp.load(folder / "run").name == "run"
 
 
@@ -334,8 +334,8 @@ def test_every_step_of_an_unchanged_training_is_recorded(folder):
     profile = tp.load(folder / "runs" / "short")
     assert profile.stored.frame["kind"].to_list() == ["train"] * 6
     assert facts(folder / "runs" / "short")["state"] == "finished"
-    assert "How this was measured" in errors
-    assert errors.endswith("Open it as a page: tpunb view runs/short\n")
+    assert "tpunb: 6 steps recorded; " in errors
+    assert errors.endswith("to see it: tpunb report runs/short\n")
     assert "Traceback" not in errors
 
 
@@ -344,6 +344,6 @@ def test_every_step_of_an_unchanged_training_is_recorded(folder):
 def test_a_killed_training_is_shown_as_far_as_it_was_recorded(folder):
     out, errors, code = run(folder, written(folder, TRAINING), "kill")
     assert (out, code) == ("", -signal.SIGKILL)
-    assert "the program ended by SIGKILL; this is what was recorded before it" in errors
-    assert errors.endswith("Open it as a page: tpunb view run\n")
+    assert "the program ended by SIGKILL" in errors
+    assert errors.endswith("to see it: tpunb report run\n")
     assert len(tp.load(folder / "run").stored) >= 3

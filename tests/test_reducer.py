@@ -1,12 +1,14 @@
 """The response of a source becomes steps in the run's time, under the right host; raw windows to keep."""
 
+import json
+
 import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tpunb.errors import TpunbError
-from tpunb.profiler.reducer import LOCAL, RawWindowPolicy, Reducer, WindowResponse
+from tpunb.profiler.reducer import LOCAL, RawWindowPolicy, Reducer, WindowResponse, reduce_window, window_facts
 from tpunb.profiler.step_clock import StepRecord
 from tpunb.step_stats import reduce as module
 from tpunb.step_stats.numbering import StepNumbering
@@ -55,6 +57,19 @@ def test_local_window_is_placed_by_the_host_clock():
     assert (row["steps"], row["events"], row["bytes"]) == (2, 4, len(window(0, 100, STEPS)))
     assert reduced.traced_ps == 100_000 * MS
     assert dict(reduced.full) == {"fit": 2}
+
+
+def test_a_window_left_to_readers_gives_the_same_tables():
+    records = [*ticks(*STEPS), StepRecord(5, "train", at(40), at(60), launches_ns=(at(21), at(22)), done=False)]
+    response = answer(7, {LOCAL: window(0, 100, STEPS)})
+    facts = json.loads(json.dumps(window_facts(response, records)))
+    tables, _ = reduce_window(facts, {HERE: response.workers[LOCAL]}, HERE, ORIGIN)
+    expected = Reducer(HERE, ORIGIN).reduce(response, records).tables()
+    assert tables.keys() == expected.keys()
+    assert all(tables[name].equals(frame) for name, frame in expected.items())
+    failed = window_facts(answer(8, {"a": window(0, 100, STEPS), "b": TpunbError("gone")}), [])
+    tables, _ = reduce_window(json.loads(json.dumps(failed)), {"a": window(0, 100, STEPS)}, HERE, ORIGIN)
+    assert tables["windows"].select("host", "steps", "error").rows() == [("a", 2, None), ("b", 0, "gone")]
 
 
 def test_later_window_is_later_in_the_runs_time():

@@ -14,6 +14,8 @@ from typing import Any
 
 import lazy_loader
 
+from tpunb import signals
+
 _import_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
@@ -26,6 +28,15 @@ def __getattr__(name: str) -> Any:
         return metadata.version(__name__)
     except metadata.PackageNotFoundError as error:  # a copy of the sources
         raise AttributeError("__version__") from error
+
+
+def _reduce_window(*window: Any) -> Any:
+    from tpunb.profiler.reducer import reduce_window
+
+    return reduce_window(*window)
+
+
+signals.window_reducers.append(_reduce_window)
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -18,20 +18,17 @@ from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from tpunb.errors import TpunbError
 from tpunb.profiler import child_capture
-from tpunb.text import cut, duration, format_error, percent, plain, short_time
-
-if TYPE_CHECKING:
-    from tpunb.frames.phases import PhaseMethod
+from tpunb.text import cut, duration, format_error, percent, plain, plural, short_time
 
 _USAGE = "tpunb run [options] -- python train.py [arguments]"
 _FRAMEWORKS = " or ".join([", ".join(child_capture.FRAMEWORKS[:-1]), child_capture.FRAMEWORKS[-1]])
 _ABOUT = (
     f"{_USAGE} captures each process that imports {_FRAMEWORKS}.",
-    "The program's arguments, output, signals and exit code are unchanged; the summary is on stderr.",
+    "The program's arguments, output, signals and exit code are unchanged; a line on stderr names the run at the end.",
     "",
     "  example: tpunb run -o runs/bert -- python -m bert.train --epochs 3",
     "  example: tpunb run -o runs/bert -- torchrun --nproc-per-node 4 train.py",
@@ -104,8 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     example = "tpunb run {} -- python train.py"
     for name in ("source", "schedule", "keep"):
         add_group(parser, name, example, {"--run": ("-o", "--output")})
-    group = add_group(parser, "show", example)
-    group.add_argument("--quiet", action="store_true", help="print no summary")
+    parser.add_argument("--quiet", action="store_true", help="print nothing at the end")
     return parser
 
 
@@ -123,7 +119,7 @@ def _run(words: list[str]) -> int:
 
 def _run_blocked(words: list[str], variables: Mapping[str, str], mask: Iterable[int]) -> int:
     from tpunb.io import storage
-    from tpunb.profiler.options import capture_arguments, default_folder, help_text, phase_method
+    from tpunb.profiler.options import capture_arguments, default_folder, help_text
 
     end = words.index("--") if "--" in words else len(words)
     if end == len(words) and not {"-h", "--help"} & {*words}:
@@ -135,7 +131,7 @@ def _run_blocked(words: list[str], variables: Mapping[str, str], mask: Iterable[
         return 0
     if not (command := words[end + 1 :]):
         raise TpunbError("no program after --", hint=_USAGE)
-    method, _ = phase_method(options), capture_arguments(options)
+    capture_arguments(options)  # refuses wrong ones
     target = storage.resolve(str(options.run or default_folder()))
     folder = target.rstrip("/") if isinstance(target, str) else str(target.absolute())
     rank = child_capture.rank()
@@ -145,23 +141,16 @@ def _run_blocked(words: list[str], variables: Mapping[str, str], mask: Iterable[
         Path(hook, f"{child_capture.HOOK}.py").write_bytes(Path(child_capture.__file__).read_bytes())
         Path(hook, child_capture.REQUEST).write_text(json.dumps({"folder": folder, "options": vars(options)}))
         paths = [hook, *filter(None, [variables.get("PYTHONPATH")])]
-        status, is_terminated = _wait(command, {**variables, "PYTHONPATH": os.pathsep.join(paths)}, mask)
+        status = _wait(command, {**variables, "PYTHONPATH": os.pathsep.join(paths)}, mask)
         files = sorted(Path(hook).iterdir(), key=lambda file: file.stat().st_mtime_ns)
         runs = {file.name: file.read_text() for file in files if file.is_file() and not file.suffix}
     runs = {name: path for name, path in runs.items() if path}  # the others' captures did not begin
     if not runs:
         with suppress(OSError):  # a URL
             Path(place).rmdir()
-    if is_terminated and runs and not options.quiet:  # who asks for an end may kill what has not ended soon
-        shown, ending = folder.removeprefix(f"{Path.cwd()}{os.sep}"), _ending(status) or "the program ended"
-        _print(f"{ending}; to see what was recorded: tpunb report {shlex.quote(shown)}")
-    elif not options.quiet and rank in ("", "0"):
-        try:
-            _print_summary(folder, runs, method, _ending(status), moved)
-        except KeyboardInterrupt:
-            pass
-        except Exception as error:  # noqa: BLE001  the exit code is the program's
-            _print(f"the capture in {folder} cannot be shown: {format_error(error)}")
+    if not options.quiet and rank in ("", "0"):
+        with suppress(KeyboardInterrupt):
+            _print_end(folder, runs, _ending(status), moved)
     return _exit_code(status)
 
 
@@ -195,12 +184,8 @@ def _watched() -> set[signal.Signals]:
     return {number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN} | {signal.SIGCHLD}
 
 
-def _wait(command: list[str], variables: Mapping[str, str], mask: Iterable[int]) -> tuple[int, bool]:
-    """Run the command with signals as without this process.
-
-    Return its status as of ``os.waitpid``, and whether SIGTERM was sent to it.
-    """
-    is_terminated = False
+def _wait(command: list[str], variables: Mapping[str, str], mask: Iterable[int]) -> int:
+    """Run the command with signals as without this process; return its status as of ``os.waitpid``."""
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what has arrived so far is for this process
     signal.signal(signal.SIGCHLD, lambda *_: None)  # an ignored one would not end the wait
     signal.pthread_sigmask(signal.SIG_BLOCK, watched := _watched())
@@ -214,11 +199,10 @@ def _wait(command: list[str], variables: Mapping[str, str], mask: Iterable[int])
         number, is_direct = _next_signal(watched)
         if number != signal.SIGCHLD and is_direct:
             os.kill(process, number)
-            is_terminated |= number == signal.SIGTERM
     while signal.sigpending() & watched:
         signal.sigwait(watched)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return ended[1], is_terminated
+    return ended[1]
 
 
 def _next_signal(watched: set[signal.Signals]) -> tuple[int, bool]:
@@ -252,29 +236,37 @@ def _exit_code(status: int) -> int:
     return code
 
 
-# -- the summary ------------------------------------------------------------------------------------------------------
+# -- the end ----------------------------------------------------------------------------------------------------------
 
 
-def _print_summary(
-    folder: str, runs: Mapping[str, str], method: PhaseMethod, ending: str | None, moved: str | None
-) -> None:
-    """Print the summary of the job's ranks, else of the process with most steps."""
+def _print_end(folder: str, runs: Mapping[str, str], ending: str | None, moved: str | None) -> None:
+    """Print in one line what was captured, and the command that shows it: the job, else the process of most steps."""
     if not runs:
         _print(f"nothing was captured: no process that can be captured imported {_FRAMEWORKS}")
         return
-    from tpunb.io import load
-    from tpunb.widgets.summary import earlier_run, relative, summary
-
     ranks = [path for name, path in runs.items() if name.startswith("rank")]
-    profiles = [load(folder if len(ranks) > 1 else path) for path in (ranks[:1] or runs.values())]
-    profile = max(profiles, key=lambda profile: 0 if profile.stored is None else len(profile.stored))
-    others = [relative(other.source) for other in profiles if other is not profile]
-    also = f"other processes were captured too: {', '.join(others)}" if others else None
-    form = str if "://" in folder else Path
-    earlier = None if moved is None else earlier_run(form(folder), form(moved))
-    before = ending and f"{ending}; this is what was recorded before it"
-    shown = summary(profile, method=method, note=". ".join(filter(None, [before, earlier, also])) or None)
-    print(f"{shown}\n\nOpen it as a page: tpunb view {shlex.quote(relative(profile.source))}", file=sys.stderr)
+    steps = {path: _steps(path) for path in ranks[:1] or runs.values()}
+    run = max(steps, key=lambda path: steps[path] or 0)
+    others = ", ".join(_relative(path) for path in steps if path != run)
+    count = None if steps[run] is None else f"{plural(steps[run] or 0, 'step')} recorded"
+    also = f"other processes were captured too: {others}" if others else None
+    earlier = None if moved is None else f"the earlier run in {_relative(folder)} is now in {_relative(moved)}"
+    shown = shlex.quote(_relative(folder if len(ranks) > 1 else run))
+    _print("; ".join(filter(None, [ending, count, also, earlier, f"to see it: tpunb report {shown}"])))
+
+
+def _steps(run: str) -> int | None:
+    """Return the number of steps of a local run that was ended; None if it is unknown."""
+    try:
+        facts = json.loads(Path(run, "run.json").read_bytes())
+        return None if facts["state"] == "running" else int(facts["steps"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _relative(path: str) -> str:
+    """Return a path relative to the working directory if it is below: absolute paths contain user names."""
+    return path.removeprefix(f"{Path.cwd()}{os.sep}")
 
 
 # -- commands that read runs ------------------------------------------------------------------------------------------

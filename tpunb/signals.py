@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -51,6 +51,9 @@ class Spent(NamedTuple):
     start_ns: int
     end_ns: int
 
+
+window_reducers: list[Callable[..., Any]] = []
+"""The function of the capture that reduces a window, for readers, which must not import it: ``tpunb`` hands it in."""
 
 phase_opened: Signal[int] = Signal()
 """The online scan of a capture has found a new phase: its number."""

@@ -7,14 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import polars as pl
 import pytest
+from capture_loops import train
+from stand_in import StandIn
 
 import tpunb as tp
 from tpunb import cli
+from tpunb.profiler import session
+from tpunb.profiler.reducer import Reducer
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = str(ROOT / "datasets" / "sample_profiles" / "keras_cnn")
@@ -153,3 +159,53 @@ def test_a_hint_at_the_terminal_is_no_call_of_python(make, code, tmp_path, capsy
     shown = capsys.readouterr()
     hint = re.search(r"; (mark them in the program|load )(.*)", shown.out + shown.err)
     assert "tp." not in hint[2].partition("in Python")[0]
+
+
+# -- the end of a program ---------------------------------------------------------------------------------------------
+
+
+def deferred(folder, source, monkeypatch=None):
+    """Capture steps as ``tpunb run`` does, and end in a window, and with `monkeypatch` while another is reduced."""
+    with tp.capture(folder, source=source, schedule=tp.Schedule.fixed(window=60, every=0.001)) as run:
+        run._session.defers = True
+        source.wait_asked()
+        if monkeypatch is not None:
+            monkeypatch.setattr(session, "LIMITS", replace(session.LIMITS, deferred_collect_s=1.0))
+            monkeypatch.setattr(Reducer, "reduce", lambda *_: threading.Event().wait(600))
+            train(run, range(3))
+            source.stop()
+            source.wait_asked()
+        train(run, range(3, 6))
+
+
+@pytest.mark.live
+def test_a_window_that_the_end_cuts_short_is_reduced_by_the_reader(tmp_path):
+    deferred(tmp_path / "run", StandIn())
+    profile = tp.load(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "unreduced").iterdir()] == ["00000.json"]
+    assert profile.windows.select("window", "steps", "error").rows() == [(0, 3, None)]
+    assert profile.stored.frame.select("step", "traced").rows() == [(3, "full"), (4, "full"), (5, "full")]
+    assert profile.stored.ops["op"].unique().to_list() == ["MatMul"]
+    assert profile.skipped == []
+    assert tp.phases(profile).frame["steps"].sum() == 3
+
+
+@pytest.mark.live
+def test_the_end_does_not_wait_for_a_reduction(tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        deferred(tmp_path / "run", StandIn(), patch)
+    profile = tp.load(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["state"] == "finished"
+    assert profile.windows["window"].to_list() == [0, 1]
+    assert profile.stored.frame.select("step", "traced").rows() == [(step, "full") for step in range(6)]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"number": 0}', b'{"number": "x"}', b"\xff", b"[" * 10**6])
+def test_a_damaged_window_leaves_the_rest_of_the_run(content, tmp_path):
+    deferred(tmp_path / "run", StandIn())
+    (tmp_path / "run" / "unreduced" / "00000.json").write_bytes(content)
+    with pytest.warns(UserWarning, match="1 file skipped"):
+        profile = tp.load(tmp_path / "run")
+    assert [path for path, _ in profile.skipped] == ["unreduced/00000.json"]
+    assert profile.stored.frame["step"].to_list() == [3, 4, 5]

@@ -24,6 +24,7 @@
         0123456789abcdef.hlo.pb.gz  HloProto
     plugins/profile/00007/      a raw window by its number, as XProf and TensorBoard open it
         vm.xplane.pb            one file per host; of PyTorch vm.trace.json
+    unreduced/00007.json        of a raw window that is in no part: what readers require to reduce it
     device.json                 peaks of the device, if they were measured for the run
     .lock                       while a process writes here
 
@@ -45,7 +46,7 @@ from urllib.parse import quote, unquote
 
 import polars as pl
 
-from tpunb import schema
+from tpunb import schema, signals
 from tpunb.errors import BadProfile, TpunbError, warn_user
 from tpunb.frames import Profile, Steps
 from tpunb.frames.conversion import check_file, open_file, read_file
@@ -116,6 +117,7 @@ TRIES = 16
 
 _PART = re.compile(r"parts/([0-9]+(?:-[0-9]+)?)/([a-z]+)\.parquet")
 _RAW = re.compile(r"plugins/profile/([0-9]+)/([^/]*)\.(?:xplane\.pb|trace\.json)")
+_UNREDUCED = re.compile(r"unreduced/[0-9]+\.json")
 _UNREADABLE = (OSError, BadProfile, pl.exceptions.PolarsError, pl.exceptions.PanicException)
 
 
@@ -126,6 +128,11 @@ def raw_name(window: int, host: str, ending: str) -> str:
     'plugins/profile/00007/10.0.0.2%3A8466.xplane.pb'
     """
     return f"plugins/profile/{window:05d}/{quote(host, safe=' @+=,()')}.{ending}"
+
+
+def unreduced_name(window: int) -> str:
+    """Return the path of what is required to reduce a window that the capture did not."""
+    return f"unreduced/{window:05d}.json"
 
 
 def is_chrome_trace(data: bytes) -> bool:
@@ -195,6 +202,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     The profile holds `owner`, which keeps a run in memory, while raw windows can be read.
     """
     facts, tables, files, skipped = _settled(folder, files)
+    tables = _reduced(facts, tables, files, skipped)
     ops: pl.LazyFrame = tables.pop("ops").lazy()
     hardware, span_ps, (overhead, interval), metadata, notes = _metadata(facts, files[RUN])
     tables = {name: _plausible(frame, name, notes.append) for name, frame in tables.items()}
@@ -264,6 +272,27 @@ def _plausible(frame: pl.DataFrame, table: str, note: Callable[[str], object]) -
                 note(f"{wrong.len():,} of {plural(frame.height, 'row')} of {table} left out: {name} is {wrong[0]:,}")
                 frame = frame.filter(fits)
     return frame
+
+
+def _reduced(
+    facts: dict[str, Any], tables: dict[str, Any], files: Mapping[str, Location], lost: _Lost
+) -> dict[str, Any]:
+    """Return the tables with those of the windows that the capture left to be reduced; others are added to `lost`."""
+    raw, done = raw_windows(files), {*tables["windows"]["window"]}
+    for path in sorted(path for path in files if _UNREDUCED.fullmatch(path)):
+        try:
+            window = json.loads(storage.read(files[path]).tobytes())
+            data = {
+                host: storage.read(file).tobytes() for (number, host), file in raw.items() if number == window["number"]
+            }
+            if window["number"] not in done:
+                more, hardware = signals.window_reducers[0](window, data, facts["host"], facts["journal_origin_ns"])
+                tables |= {name: pl.concat([tables[name].lazy(), frame.lazy()]) for name, frame in more.items()}
+                tables |= {name: tables[name].collect() for name in more if name != OPS}
+                facts["hardware"] = facts.get("hardware") or hardware
+        except Exception as error:  # noqa: BLE001  whatever a stranger wrote there, the rest can be read
+            lost.append((path, f"cannot be reduced: {format_error(error)}"))
+    return tables
 
 
 def _ops(run: Location, stamp: str | None, merged: Change, ops: pl.LazyFrame) -> pl.DataFrame:

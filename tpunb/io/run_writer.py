@@ -25,7 +25,18 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.io import parquet, storage
-from tpunb.io.run_folder import LATEST, RUN, TABLES, TAIL, VERSION, is_chrome_trace, journal_row, program_name, raw_name
+from tpunb.io.run_folder import (
+    LATEST,
+    RUN,
+    TABLES,
+    TAIL,
+    VERSION,
+    is_chrome_trace,
+    journal_row,
+    program_name,
+    raw_name,
+    unreduced_name,
+)
 from tpunb.io.run_storage import LocalFiles, RemoteFiles, holder_here
 from tpunb.io.storage import NoAnswer
 
@@ -199,6 +210,10 @@ class RunWriter:
         name = raw_name(window, host, "trace.json" if is_chrome_trace(data) else "xplane.pb")
         self._files.put(name, data)
         self._raw.setdefault(window, set()).add(name)
+
+    def unreduced(self, window: int, facts: Mapping[str, Any]) -> None:
+        """Write what readers require to reduce a raw window that the capture did not."""
+        self._files.put(unreduced_name(window), json.dumps(facts).encode())
 
     def program(self, data: bytes) -> str:
         """Write a compiled program, unless the run holds it, and return the name of its file."""

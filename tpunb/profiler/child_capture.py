@@ -110,6 +110,7 @@ class FrameworkFinder:
         name = self._name(request["folder"])
         arguments = capture_arguments(SimpleNamespace(**request["options"]))
         self._run = self._capture.enter_context(capture.capture(run_of(request["folder"], name), **arguments))
+        self._run._session.defers = True
         for variable in os.environ.keys() - variables.keys() - {QUIET}:  # set by libraries that only the capture needs
             del os.environ[variable]
         os.environ.update(variables)

@@ -91,6 +91,7 @@ class Limits:
 
     # waits of the threads of a capture (session)
     collect_s: float = 120.0  # for the last window to be collected and written; chosen
+    deferred_collect_s: float = 3.0  # for both, if readers reduce what is not reduced: containers are killed in 10 s
     yield_s: float = 30.0  # of the program's profiler for the window to end; chosen
     plan_s: float = 0.05  # between two looks at the plan; chosen
     programs_s: float = 1.0  # at least between two requests of programs; chosen

@@ -23,7 +23,7 @@ from tpunb.io import hlo, run_folder
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler import stall_sampler
 from tpunb.profiler.limits import LIMITS
-from tpunb.profiler.reducer import RawWindowPolicy, ReducedWindow, Reducer, WindowResponse
+from tpunb.profiler.reducer import RawWindowPolicy, ReducedWindow, Reducer, WindowResponse, window_facts
 from tpunb.profiler.schedule import WindowResult, WindowScheduler
 from tpunb.profiler.stall_sampler import ProcessLoad, StallSampler
 from tpunb.profiler.step_clock import StepClock, StepRecord
@@ -48,6 +48,7 @@ class RunRecorder:
         self._pending: deque[int] = deque()  # request times of windows that are not written yet
         self._lock = threading.RLock()  # an interrupted end may write beside the recording thread
         self._closed = False
+        self._unreduced: dict[int, tuple[WindowResponse, list[StepRecord]]] = {}  # windows by number
         self._raw_windows = RawWindowPolicy()
         self._parts = 0
         self._unwritten: list[StepRecord] = []
@@ -107,15 +108,12 @@ class RunRecorder:
 
     def write(self, response: WindowResponse) -> bool:
         """Reduce a window and write it; return whether ``run.json`` must be written again."""
-        local_worker = self._reducer.local_worker
-        with self._lock:  # no other thread takes steps meanwhile
-            self.collect_steps()
-            open_step = self._clock.open_step()
-            records = [*self._recent, *self._clock.untaken(), *([open_step] if open_step else [])]
+        local_worker, records = self._reducer.local_worker, self.defer(response)
         reduced = self._reducer.reduce(response, records)
         with self._lock:
             if self._closed:
                 return False
+            del self._unreduced[response.number]
             self._write_raw(response.number, reduced)
             if self._keep != "none":  # which keeps no events to name the instructions of
                 self.programs.on_window(reduced.ran)
@@ -150,6 +148,23 @@ class RunRecorder:
             )
             self._scheduler.on_window(result)
         return self._reducer.local_worker != local_worker
+
+    def defer(self, response: WindowResponse) -> list[StepRecord]:
+        """Leave a window to `write_unreduced` unless `write` ends before; return the steps that it may overlap."""
+        with self._lock:  # no other thread takes steps meanwhile
+            self.collect_steps()
+            open_step = self._clock.open_step()
+            records = [*self._recent, *self._clock.untaken(), *([open_step] if open_step else [])]
+            self._unreduced[response.number] = response, records
+        return records
+
+    def write_unreduced(self) -> None:
+        """Write the windows that are not reduced as they are, for readers of the run to reduce."""
+        for response, records in self._unreduced.values():
+            for worker, data in response.workers.items():
+                if isinstance(data, bytes):
+                    self._writer.raw(response.number, worker or self._reducer.host, data)
+            self._writer.unreduced(response.number, window_facts(response, records))
 
     def write_programs(self, data: bytes) -> None:
         """Write the missing programs that an XSpace holds; those that it lacks are unavailable."""
@@ -253,6 +268,7 @@ class RunRecorder:
             "step_flops": next(iter(flops)) if len(flops := self._clock.step_flops) == 1 else None,
             "steps_before": self._clock.steps_before,
             "causes": True,
+            "steps": self._clock.count,
             "versions": _versions("tpunb", "tensorflow", "keras", "jax", "torch", "polars"),
         }
         with self._lock:

@@ -219,6 +219,27 @@ def decode(data: bytes, source: str) -> tuple[pl.DataFrame, XSpaceFacts]:
     return trace.events, xplane.XSpaceFacts([], start_ns, stop_ns, trace.hardware, notes=trace.notes)
 
 
+def window_facts(response: WindowResponse, records: Sequence[StepRecord]) -> dict[str, Any]:
+    """Return, for JSON, a window without its data, and the steps of the host clock that may overlap it."""
+    workers = {worker: str(data) if isinstance(data, TpunbError) else None for worker, data in response.workers.items()}
+    return {**vars(response), "workers": workers, "records": records}
+
+
+def reduce_window(
+    facts: Mapping[str, Any], data: Mapping[str, bytes], host: str, origin_ns: int
+) -> tuple[dict[str, pl.DataFrame], list[dict[str, Any]]]:
+    """Return the tables of a window that its capture did not reduce, and the hardware; `facts` are `window_facts`."""
+    workers = {
+        worker: data[worker or host] if error is None else TpunbError(error)
+        for worker, error in facts["workers"].items()
+    }
+    names = "number", "reason", "requested_ns", "received_ns", "lead_ns"
+    response = WindowResponse(**{name: facts[name] for name in names}, workers=workers)
+    reducer = Reducer(host, origin_ns)
+    tables = reducer.reduce(response, [StepRecord(*record) for record in facts["records"]]).tables()
+    return tables, [row for rows in reducer.hardware.values() for row in rows]
+
+
 class _Decoded:
     """The events of one worker, and the host clock's steps at that time, in the window's own time."""
 

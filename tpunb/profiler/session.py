@@ -89,6 +89,7 @@ class CaptureSession:
         self.import_watchers: list[Callable[[], None]] = []  # called regularly: what has been imported since?
         self.resumed: list[str] = []  # sentences on fits that were resumed from a checkpoint
         self.on_end: Callable[[], None] = lambda: None  # called in the thread of the block at its end
+        self.defers = False  # whether windows that are not reduced by the end are left to readers
         self.stacks = True  # whether to sample them in stalls
         self.leave: Callable[..., object] = self.__exit__  # leaves the block as a `with` statement does
         self.is_over = False  # whether its block has been left
@@ -101,6 +102,7 @@ class CaptureSession:
         self._programs_s = 0.0  # when compiled programs may be requested again
         self._programs_rest_s = LIMITS.programs_s  # between the last request and that
         self._responses: queue.Queue[WindowResponse | bytes | None] = queue.Queue(maxsize=4)
+        self._waiting: deque[WindowResponse] = deque()  # to be reduced, while the training would be held up
         self._requests = 0
         self._state = "running"
         self._span_ns: int | None = None  # length of the run, once it has ended
@@ -438,7 +440,7 @@ class CaptureSession:
     def _record(self) -> None:
         self._facts_s = self._part_s = self._log_s = time.monotonic()
         response: WindowResponse | bytes | None
-        waiting = deque[WindowResponse]()
+        waiting = self._waiting
         profiling = writable = True
         while profiling or waiting or not self._ended.is_set():  # steps are recorded even if the source has failed
             try:
@@ -455,12 +457,15 @@ class CaptureSession:
             if writable and not self._abandoned.is_set():
                 try:
                     self._check_imports()
+                    if isinstance(response, WindowResponse) and self.defers and self._ended.is_set():
+                        self.recorder.defer(response)
+                        continue
                     self._write(response)
                 except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  must not end the training
                     self._fail(error)
                     writable = False
                     self.stop("stopped")
-        if writable and not self._abandoned.is_set() and self.recorder.programs.missing:  # in the last windows
+        if writable and not (self._abandoned.is_set() or self.defers) and self.recorder.programs.missing:
             try:
                 self.recorder.write_programs(self._request_programs())
             except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  must not end the training
@@ -532,7 +537,7 @@ class CaptureSession:
 
     def _close(self) -> None:
         """End the last window early, wait for the threads, and write the rest."""
-        deadline = time.monotonic() + LIMITS.collect_s
+        deadline = time.monotonic() + (LIMITS.deferred_collect_s if self.defers else LIMITS.collect_s)
         for thread in (self._profiling, self._recording):
             while thread.is_alive() and time.monotonic() < deadline and not self._abandoned.is_set():
                 if thread is self._profiling:
@@ -541,7 +546,11 @@ class CaptureSession:
         if not self._abandoned.is_set():
             if self._recording.is_alive():
                 self._abandoned.set()
-                self._fail(TimeoutError("the last window did not come back in time"))
+                if not self.defers:
+                    self._fail(TimeoutError("the last window did not come back in time"))
+                for response in (*self._waiting, *(self._responses.get() for _ in range(self._responses.qsize()))):
+                    if isinstance(response, WindowResponse) and self.defers:
+                        self.recorder.defer(response)
             self._finalize()
 
     def _stop_source(self) -> None:
@@ -563,7 +572,8 @@ class CaptureSession:
                 if not free:
                     self._fail(TimeoutError("the write in progress did not end"))
                 last = partial(self.recorder.collect_steps, final=True)
-                for write in (last, self.recorder.write_part, self._write_facts) if free else ():
+                writes = last, self.recorder.write_part, self.recorder.write_unreduced, self._write_facts
+                for write in writes if free else ():
                     try:
                         write()
                     except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  the next may succeed
