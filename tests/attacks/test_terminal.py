@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -209,3 +210,34 @@ def test_a_damaged_window_leaves_the_rest_of_the_run(content, tmp_path):
         profile = tp.load(tmp_path / "run")
     assert [path for path, _ in profile.skipped] == ["unreduced/00000.json"]
     assert profile.stored.frame["step"].to_list() == [3, 4, 5]
+
+
+# -- what a capture costs at its entry --------------------------------------------------------------------------------
+
+
+def test_a_run_begins_with_its_entry_and_books_it(tmp_path):
+    class Slow(StandIn):
+        def start(self):
+            self.began_ns = time.time_ns()
+            time.sleep(0.05)
+            self.ended_ns = time.time_ns()
+
+    source = Slow()
+    with tp.capture(tmp_path / "run", source=source, schedule=tp.Schedule.ticks()) as run:
+        train(run, range(3))
+    profile = tp.load(tmp_path / "run")
+    entry = profile.stored.wall.spans.filter(account="profiler", detail="begin of the capture")
+    start_ps, dur_ps = entry.select("start_ps", "dur_ps").row(0)
+    assert start_ps == 0
+    assert profile.origin_ns <= source.began_ns
+    assert profile.origin_ns + dur_ps // 1000 >= source.ended_ns
+    assert tp.goodput(profile).time_ps("profiler") >= (source.ended_ns - source.began_ns) * 1000
+
+
+@pytest.mark.live
+def test_the_entry_loads_nothing_that_only_windows_need():
+    code = (
+        "import sys, tpunb.profiler.capture; print({'numba', 'grpc', 'sklearn', 'altair', 'msgspec'} & {*sys.modules})"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.check_output([sys.executable, "-c", code], env=environment, text=True) == "set()\n"

@@ -26,7 +26,8 @@ _PARTS = ("data loading", "productive", "program startup", EACH, "profiler", _GC
 SHORT = "calls under 1 ms"
 _DATA = "tracing Dataset_"  # begins what TensorFlow does to make an iterator
 REDUCTION = "reduction of a window"  # work of the profiler beside the training
-BOUNDARY = "begin or end of a window"  # in the thread that trains
+BOUNDARY = "begin or end of a window"
+_HOLDING = [BOUNDARY, "begin of the capture"]  # what the profiler does in the thread that trains
 _SLOWED = 5  # steps beside the profiler that show how much it slows them down
 _GENERATOR = "a generator of the program"
 INSIDE_STEPS = "inside steps"
@@ -122,7 +123,7 @@ def _disjoint(steps: pl.DataFrame, low: int, high: int) -> tuple[Ints, Ints]:
 def _sorted_spans(run: HostRun) -> pl.DataFrame:
     """Return the spans within the run in the order in which later ones win."""
     low, high = run.start_ps, run.end_ps
-    beside = pl.col("account").is_in(_BESIDE) & pl.col("detail").ne_missing(BOUNDARY)
+    beside = pl.col("account").is_in(_BESIDE) & ~pl.col("detail").is_in(_HOLDING).fill_null(value=False)
     predicts = pl.lit(_trains(run)) & (pl.col("account") == "fit") & pl.col("detail").eq_missing("predict")
     account = pl.when(predicts).then(pl.lit("evaluation")).otherwise("account")
     spans = (
@@ -278,7 +279,9 @@ def _delays(run: HostRun, start: Ints, end: Ints, exclusive: Ints) -> tuple[Ints
     if busy.is_empty():
         return np.zeros(len(start), np.int64), np.zeros(len(start), np.int64)
     windows = run.windows.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
-    reductions = busy.filter((run.spans.filter(account="profiler")["detail"] == REDUCTION).fill_null(False))
+    reductions = busy.filter(
+        run.spans.filter(account="profiler")["detail"].is_in([REDUCTION, "loading"]).fill_null(False)
+    )
     tracing, reducing = covered(windows, start, end), covered(reductions, start, end)
     collecting = covered(pl.concat([busy, windows]), start, end) - covered(pl.concat([reductions, windows]), start, end)
     beside = np.maximum(tracing, reducing)

@@ -53,7 +53,7 @@ from tpunb.frames.conversion import check_file, open_file, read_file
 from tpunb.frames.hardware import Device
 from tpunb.frames.profile import device_kinds
 from tpunb.frames.steps import WallClock
-from tpunb.io import logdir, parquet, programs, storage
+from tpunb.io import logdir, parquet, storage
 from tpunb.io.storage import Location
 from tpunb.step_stats import aggregate, launches
 from tpunb.step_stats.numbering import Change, numbered
@@ -329,6 +329,8 @@ def _events(
 def _details(
     read_raw: Callable[[str], pl.DataFrame], kept: Mapping[tuple[str, int], Location], kind: str
 ) -> pl.DataFrame:
+    from tpunb.io import programs  # which numba compiles: a capture writes runs without it
+
     frame = read_raw(kind)
     return programs.complete(frame, kept, kind) if kind in ("instructions", "buffers", "protos") else frame
 

@@ -19,7 +19,7 @@ import polars as pl
 
 from tpunb import schema, signals
 from tpunb.errors import BadProfile
-from tpunb.io import hlo, run_folder
+from tpunb.io import run_folder
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler import stall_sampler
 from tpunb.profiler.limits import LIMITS
@@ -344,7 +344,7 @@ class ProgramKeeper:
 
     def keep(self, host: str, data: bytes) -> None:
         """Write the missing programs of a host that an XSpace holds; damaged ones and others of their id are not."""
-        from tpunb.io import xplane
+        from tpunb.io import hlo, xplane
 
         with suppress(BadProfile):
             programs = xplane.programs(data, source="programs")

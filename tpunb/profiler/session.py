@@ -94,6 +94,7 @@ class CaptureSession:
         self.leave: Callable[..., object] = self.__exit__  # leaves the block as a `with` statement does
         self.is_over = False  # whether its block has been left
         self.settled = threading.Event()  # the first window is over, or none is due soon
+        self._loaded = threading.Event()  # a fork while modules are imported would leave their locks to the child
         self._ended = threading.Event()
         self._abandoned = threading.Event()  # its end was interrupted or took too long: threads write no more
         self._forked = False  # whether this is a copy in a forked process, without threads
@@ -142,10 +143,6 @@ class CaptureSession:
             warn_user(f"the run is kept in memory, until this process ends: {format_error(error)}", RuntimeWarning, 4)
 
     def __enter__(self) -> CaptureSession:
-        from tpunb.io import xplane
-        from tpunb.step_stats import self_time  # noqa: F401  compiles on import: now, not beside the training
-
-        xplane.warm()
         self.clock.on_step = lambda record: self.writer.step((*record[:8], self.clock.steps_before))
         self.scheduler = WindowScheduler(self._schedule, self._origin_ns / 1e9)
         self.recorder = RunRecorder(self.writer, self.clock, self.scheduler, self._keep, self._origin_ns)
@@ -164,6 +161,8 @@ class CaptureSession:
             if not self._profiling.is_alive():
                 self._responses.put(None)
                 self.settled.set()
+            if not self._recording.is_alive():
+                self._loaded.set()
             warn_user(f"the capture has fewer threads, and may record no windows: {error}", RuntimeWarning, 6)
         return self
 
@@ -337,6 +336,7 @@ class CaptureSession:
 
     def settle(self) -> None:
         """Wait, before a fork, for the first window."""
+        self._loaded.wait(LIMITS.final_write_s)
         settle(self.settled, lambda: bool(getattr(self.source, "is_due", False)))
 
     def disown(self) -> None:
@@ -437,7 +437,23 @@ class CaptureSession:
 
     # -- the recording thread --------------------------------------------------------------------------------------
 
+    def _load(self) -> None:
+        """Load what reduces windows, beside the training."""
+        begun_ns = time.monotonic_ns()
+        try:
+            from tpunb.analysis import batch_means  # noqa: F401
+            from tpunb.io import xplane
+            from tpunb.step_stats import self_time  # noqa: F401
+
+            xplane.warm()
+        except Exception as error:  # noqa: BLE001  the first window fails likewise, and is recorded so
+            _log.debug("%s: %s", self.writer.name, error)
+        finally:
+            self._loaded.set()
+            self.recorder.spend("loading", begun_ns)
+
     def _record(self) -> None:
+        self._load()
         self._facts_s = self._part_s = self._log_s = time.monotonic()
         response: WindowResponse | bytes | None
         waiting = self._waiting

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpunb.analysis.batch_means import error, means
 from tpunb.profiler.limits import LIMITS
 
 _PENDING = 20_000  # steps between the request of a window and its reduction
@@ -187,4 +186,6 @@ def _losses(window: _Window) -> list[_Loss]:
 
 
 def _squared_error(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    from tpunb.analysis.batch_means import error, means  # with all of the room, which entry does not wait for
+
     return float(error(means(times), len(times)))
