@@ -302,7 +302,7 @@ def test_a_program_that_is_asked_to_end_is_named_in_one_line(folder):
     process.send_signal(signal.SIGTERM)
     out, errors, code = ended(process)
     assert (out, code) == ("", 7)
-    assert errors == "tpunb: the program ended with exit code 7; to see what was recorded: tpunb report run\n"
+    assert errors == "tpunb: the program ended with exit code 7; 0 steps recorded; to see it: tpunb report run\n"
     assert facts(folder / "run")["state"] == "finished"  # by its own exit
 
 

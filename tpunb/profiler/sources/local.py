@@ -10,7 +10,6 @@ from typing import Any
 
 from tpunb.errors import MissingExtra
 from tpunb.frames.hardware import this_cpu
-from tpunb.io.xplane import split_programs
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.sources import xla_sessions
 from tpunb.profiler.sources.frameworks import NotInUse, annotation, in_use, installed
@@ -102,6 +101,8 @@ class Local:
         if framework == "jax":
             self._jax_rests = 0 if _COMPUTED.search(data) else LIMITS.jax_rest_windows
         else:
+            from tpunb.io.xplane import split_programs  # which numba compiles: no entry waits for that
+
             data, self._programs = split_programs(data)
         return data
 
