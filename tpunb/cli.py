@@ -9,6 +9,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import signal
 import sys
 import warnings
@@ -18,11 +19,14 @@ from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tpunb.errors import TpunbError
 from tpunb.profiler import child_capture
 from tpunb.text import cut, duration, format_error, percent, plain, plural, short_time
+
+if TYPE_CHECKING:
+    from tpunb.io.job_folder import Process
 
 _USAGE = "tpunb run [options] -- python train.py [arguments]"
 _FRAMEWORKS = " or ".join([", ".join(child_capture.FRAMEWORKS[:-1]), child_capture.FRAMEWORKS[-1]])
@@ -135,39 +139,42 @@ def _run_blocked(words: list[str], variables: Mapping[str, str], mask: Iterable[
     target = storage.resolve(str(options.run or default_folder()))
     folder = target.rstrip("/") if isinstance(target, str) else str(target.absolute())
     rank = child_capture.rank()
-    place = child_capture.run_of(folder, f"rank{rank}" if rank else "1")
+    place = f"{folder}/rank{rank}" if rank else folder
     moved = _make_room(place)
+    if rank and "://" not in place:
+        Path(place).rmdir()  # which a process of this rank takes
     with TemporaryDirectory(prefix="tpunb-run-", ignore_cleanup_errors=True) as hook:
         Path(hook, f"{child_capture.HOOK}.py").write_bytes(Path(child_capture.__file__).read_bytes())
         Path(hook, child_capture.REQUEST).write_text(json.dumps({"folder": folder, "options": vars(options)}))
         paths = [hook, *filter(None, [variables.get("PYTHONPATH")])]
         status = _wait(command, {**variables, "PYTHONPATH": os.pathsep.join(paths)}, mask)
-        files = sorted(Path(hook).iterdir(), key=lambda file: file.stat().st_mtime_ns)
-        runs = {file.name: file.read_text() for file in files if file.is_file() and not file.suffix}
-    runs = {name: path for name, path in runs.items() if path}  # the others' captures did not begin
-    if not runs:
-        with suppress(OSError):  # a URL
-            Path(place).rmdir()
-    if not options.quiet and rank in ("", "0"):
-        with suppress(KeyboardInterrupt):
-            _print_end(folder, runs, _ending(status), moved)
+        written = {file.name: file.read_text() for file in Path(hook).iterdir() if not file.suffix and file.is_file()}
+    captured = [name for name, path in written.items() if path]  # the others' captures did not begin
+    with suppress(OSError):  # a URL
+        Path(place).rmdir()  # if it is empty
+    with suppress(KeyboardInterrupt):
+        runs = _arrange(folder, captured)
+        if not options.quiet and rank in ("", "0"):
+            earlier = f"the earlier run in {_relative(folder)} is now in {_relative(moved)}" if moved else None
+            _print_end(folder, runs, _ending(status), earlier)
     return _exit_code(status)
 
 
 def _make_room(folder: str) -> str | None:
     """Rename an earlier run or job in the folder, and return its new path; refuse a folder of another kind."""
+    from tpunb.io.job_folder import MEMBER
     from tpunb.io.run_folder import RUN
     from tpunb.io.run_storage import FolderLock
     from tpunb.io.run_writer import RunWriter
 
-    ranks = [file.parent for file in Path(folder).glob(f"rank*/{RUN}")]
-    if not ranks:
+    processes = [file.parent for file in Path(folder).glob(f"*/{RUN}") if MEMBER.fullmatch(file.parent.name)]
+    if not processes:
         writer = RunWriter(folder)
         writer.open()
         writer.close()
         return writer.moved
-    for rank in ranks:
-        if lock := FolderLock.take(rank):  # else a capture writes there
+    for process in processes:
+        if lock := FolderLock.take(process):  # else a capture writes there
             lock.release()
     aside = next(free for n in count(1) if not (free := Path(f"{folder}-{n}")).exists())
     return str(Path(folder).rename(aside))
@@ -239,20 +246,80 @@ def _exit_code(status: int) -> int:
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
-def _print_end(folder: str, runs: Mapping[str, str], ending: str | None, moved: str | None) -> None:
-    """Print in one line what was captured, and the command that shows it: the job, else the process of most steps."""
+def _arrange(folder: str, captured: Sequence[str]) -> dict[str, Process]:
+    """Move processes to where they belong in the run, and remove those beside it; return those that are by their path.
+
+    Behind a URL, and while one of them still writes, they stay where they are: readers find the run among them.
+    """
+    from tpunb.io import job_folder
+    from tpunb.io.run_folder import LATEST, RUN
+    from tpunb.io.run_storage import is_written
+    from tpunb.io.storage import local
+
+    if "://" in folder:
+        return {f"{folder}/{name}": job_folder.Process(name, True, 0, 0) for name in captured}
+    files = {f"{name}/{file}": local(Path(folder, name, file)) for name in captured for file in (RUN, LATEST)}
+    processes = {name: job_folder.read(name, files) for name in captured}
+    places = job_folder.places(processes.values())
+    if any(is_written(Path(folder, name)) for name in captured):
+        return {f"{folder}/{name}": processes[name] for name in places}
+    for name in processes.keys() - places.keys():
+        shutil.rmtree(Path(folder, name), ignore_errors=True)
+    return {_move(Path(folder, name), place): processes[name] for name, place in places.items()}
+
+
+def _move(process: Path, place: str) -> str:
+    """Move the folder of a process to its place in the run, "" for the run itself; return its new path."""
+    from tpunb.io.run_folder import RUN
+
+    run = process.parent
+    try:
+        if place == "":
+            names = sorted(
+                (path.name for path in process.iterdir()), key=lambda name: name == RUN
+            )  # which makes it a run
+            if any((run / name).exists() for name in names):
+                return str(process)  # a program has its own files there
+            for name in names:
+                (process / name).rename(run / name)
+            process.rmdir()
+            return str(run)
+        if place.startswith("-"):
+            target = next(free for n in count(2) if not (free := run.with_name(f"{run.name}-{n}")).exists())
+        else:
+            target = run / place
+            target.parent.mkdir(exist_ok=True)
+        if not target.exists():
+            return str(process.rename(target))
+    except OSError as error:
+        _print(f"a run stays in {_relative(str(process))}: {format_error(error)}")
+    return str(process)
+
+
+def _print_end(folder: str, runs: Mapping[str, Process], ending: str | None, earlier: str | None) -> None:
+    """Print in one line what was captured, and the command that shows it: the job, else the run of most steps."""
+    from tpunb.io.job_folder import RANK
+
     if not runs:
         _print(f"nothing was captured: no process that can be captured imported {_FRAMEWORKS}")
         return
-    ranks = [path for name, path in runs.items() if name.startswith("rank")]
-    steps = {path: _steps(path) for path in ranks[:1] or runs.values()}
-    run = max(steps, key=lambda path: steps[path] or 0)
-    others = ", ".join(_relative(path) for path in steps if path != run)
-    count = None if steps[run] is None else f"{plural(steps[run] or 0, 'step')} recorded"
-    also = f"other processes were captured too: {others}" if others else None
-    earlier = None if moved is None else f"the earlier run in {_relative(folder)} is now in {_relative(moved)}"
-    shown = shlex.quote(_relative(folder if len(ranks) > 1 else run))
-    _print("; ".join(filter(None, [ending, count, also, earlier, f"to see it: tpunb report {shown}"])))
+    steps = {path: _steps(path) for path in runs}
+    ranks = [path for path in runs if RANK.fullmatch(Path(path).name) and Path(path).parent == Path(folder)]
+    is_job, attempts = len(ranks) > 1, {Path(path).parent.name for path in runs if "/attempt" in path}
+    shown = folder if is_job else max(runs, key=lambda path: steps[path] or 0)
+    most = max((steps[path] or 0 for path in ranks), default=0) if is_job else steps[shown]
+    others = [
+        _relative(path) for path in runs if path not in (shown, *ranks) and Path(path).parent.name not in attempts
+    ]
+    parts = [
+        ending,
+        None if most is None else f"{plural(most, 'step')} recorded{f' in {len(ranks)} processes' * is_job}",
+        f"other processes were captured too: {', '.join(others)}" if others else None,
+        f"{plural(len(attempts), 'earlier attempt')} of the job" if attempts else None,
+        earlier,
+        f"to see it: tpunb report {shlex.quote(_relative(shown))}",
+    ]
+    _print("; ".join(filter(None, parts)))
 
 
 def _steps(run: str) -> int | None:

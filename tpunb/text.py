@@ -90,7 +90,7 @@ def plural(n: int, noun: str) -> str:
     >>> plural(1, "step"), plural(1200, "step"), plural(2, "batch")
     ('1 step', '1,200 steps', '2 batches')
     """
-    ending = "" if n == 1 else "es" if noun.endswith("ch") else "s"
+    ending = "" if n == 1 else "es" if noun.endswith(("ch", "ss")) else "s"
     return f"{n:,} {noun}{ending}"
 
 

@@ -21,6 +21,7 @@ from tpunb.frames.profile import device_kinds
 from tpunb.io import (
     goodput_events,
     host_files,
+    job_folder,
     logdir,
     operation_table,
     run_folder,
@@ -114,9 +115,6 @@ def run_at(path: PathLike) -> Location | None:
     return None if location.url or not run_folder.is_run(Path(location.path)) else location
 
 
-_RANK = re.compile(rf"rank[0-9]+(?=/{re.escape(run_folder.RUN)}$)")
-
-
 class Format(NamedTuple):
     """A form in which profiles are stored."""
 
@@ -128,12 +126,15 @@ class Format(NamedTuple):
 
 
 def _run(fitting: Sequence[Location], folder: Location, files: Mapping[str, Location], engine: Any) -> Profile | None:
-    """Read a run folder, or those of a job's ranks in a folder; a folder of other runs is refused."""
-    if ranks := sorted((match[0] for match in map(_RANK.match, files) if match), key=lambda name: (len(name), name)):
-        job = _load_list([f"{str(folder).rstrip('/')}/{name}" for name in ranks], engine)
-        return replace(job, name=folder.name, source=folder.source)
+    """Read a run folder, or those of a job's processes in a folder; a folder of other runs is refused."""
     if run_folder.RUN in files and folder.is_folder:
         return run_folder.read(folder, files, run_writer.keeper(str(folder)))
+    if members := job_folder.members(files):
+        top = str(folder).rstrip("/")
+        job = _load_list([f"{top}/{name}" for name in members], engine)
+        earlier = {name.partition("/")[0] for name in files if job_folder.ATTEMPT.match(name)}
+        notes = [f"{plural(len(earlier), 'earlier attempt')} of the job: tp.job({top!r}) reads all"] * bool(earlier)
+        return replace(job, name=folder.name, source=folder.source, notes=[*job.notes, *notes])
     if runs := _runs(files):
         raise _not_a_run(folder, runs)
     return None
@@ -152,9 +153,10 @@ def attempts(runs: PathLike | Iterable[PathLike | Profile]) -> list[Profile]:
     if not location.is_folder:
         return goodput_events.attempts(location) or [load(runs)]
     files = location.below()
-    below = {_RANKS.sub("", name) for name in _runs(files)}
+    below = {_MEMBERS.sub("", name) for name in _runs(files)}
+    earlier = sorted(filter(job_folder.ATTEMPT.fullmatch, below), key=lambda name: (len(name), name))
     if run_folder.RUN in files or "" in below:
-        return [load(runs)]
+        return [*(load(f"{str(location).rstrip('/')}/{name}") for name in earlier), load(runs)]
     below |= {name for name in files if name.endswith(goodput_events.ENDING)}
     if not below:
         raise _no_profile(location)
@@ -163,7 +165,7 @@ def attempts(runs: PathLike | Iterable[PathLike | Profile]) -> list[Profile]:
     return [each if name.endswith(events) else replace(each, name=name) for name, each in of_names]
 
 
-_RANKS = re.compile(r"(^|/)rank[0-9]+$")
+_MEMBERS = re.compile(rf"(^|/)({job_folder.MEMBER.pattern})$")
 
 
 def _not_a_run(folder: Location, runs: Sequence[str]) -> ProfileNotFound:
@@ -182,10 +184,10 @@ def _runs_in(top: Path) -> list[str]:
     if run_folder.is_run(top):
         return runs
     for parent, folders, names in os.walk(top):
-        folders.sort(key=lambda name: (not name.startswith("rank"), name))
+        folders.sort(key=lambda name: (job_folder.MEMBER.fullmatch(name) is None, name))
         if run_folder.RUN in names:
             name = Path(parent).relative_to(top).as_posix()
-            if _RANK.match(f"{name}/{run_folder.RUN}"):
+            if job_folder.MEMBER.fullmatch(name):
                 return []
             with suppress(OSError, BadProfile):
                 runs += [name] * (b'"tpunb"' in read_file(Path(parent, run_folder.RUN)))

@@ -76,6 +76,7 @@ class RunWriter:
         self._last = self._single = -1  # number of a part, and of one that stays as it is
         self._journal: FileIO | None = None  # of the latest steps
         self._journaled = False  # whether it has begun
+        self.has_journal_only = False  # whether the latest steps there are all that is kept of a run
         self._files: LocalFiles | RemoteFiles
         if where is None:
             self.name, self.source = "in memory", f"memory://tpunb/{uuid4().hex}"
@@ -133,7 +134,7 @@ class RunWriter:
             self._pending, self._packed, self._merged, self._journaled = {}, {}, [], True
             if self._journal is not None:
                 self._journal.close()
-                self._files.remove([LATEST])
+                self._files.remove([LATEST] * (not self.has_journal_only))
         content = {"tpunb": VERSION, **facts, "updated": time.time(), "written_by": holder_here()}
         self._files.put(RUN, json.dumps(content, indent=1).encode())
 

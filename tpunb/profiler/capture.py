@@ -216,6 +216,14 @@ on_other_capture: list[Callable[[], None]] = []
 """Functions that end the capture of a whole program when the program begins one of its own."""
 
 
+began_ns: int | None = None
+"""By the monotonic clock, when what the next capture records began; None for its entry."""
+has_journal_only = False
+"""Whether the next capture writes no tables: in a fork, the threads of the library that makes them are missing."""
+spawned_by = ""
+"""The process that started this one as a process of ``multiprocessing``, if `tpunb run` captures it."""
+
+
 def on_import() -> None:
     """Watch a framework from the end of its import on, instead of the next look for new imports."""
     for session in _running:
@@ -281,6 +289,9 @@ def capture(
         until=None if until is None else check_whole("capture", "until", until, 1),
     )
     session.stacks = stacks
+    if began_ns is not None:
+        session.begin_at(began_ns)
+    session.writer.has_journal_only = has_journal_only
     while on_other_capture:
         on_other_capture.pop()()
     with ExitStack() as stack:
@@ -310,7 +321,9 @@ def _begin(session: CaptureSession, stack: ExitStack) -> None:
     sources = stack.enter_context(StepSources(session.clock))
     session.on_end = sources.loop.close
     session.recorder.stalls.loops = sources.loop.codes
+    session.recorder.group.spawned_by = spawned_by
     session.import_watchers += [arbiter.patch_loaded, spans.patch_loaded, sources.patch_loaded]
+    session.import_watchers.append(session.recorder.group.look)
     session.note_begin()
 
 

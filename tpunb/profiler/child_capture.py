@@ -3,6 +3,9 @@
 ``tpunb run`` copies this file as ``sitecustomize.py`` into a folder that it puts first on ``PYTHONPATH``. It may be the
 interpreter of another environment: until a framework is imported, the standard library alone is, and no failure here
 ends the program.
+
+A process that a captured program starts is mostly a worker: its capture begins as it trains. What a process was is
+decided afterwards, by what it recorded: `tpunb.io.job_folder`.
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ import json
 import os
 import re
 import sys
+import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import wraps
 from itertools import count
 from typing import Any
 
@@ -21,51 +27,60 @@ FRAMEWORKS = ("jax", "keras", "tensorflow", "torch")
 HOOK, REQUEST = "sitecustomize", "request.json"
 ANCESTOR = "TPUNB_RUN_ANCESTOR"
 QUIET = "KINETO_LOG_LEVEL"  # what PyTorch's profiler prints; the capture sets it
-"""Variable with process, rank and state ("captures" or "") of the process that started this one."""
+"""Variable with process, rank and state of the process that started this one: "program" or "command" (a library's)
+if it is captured, else ""."""
 
 _RANKS = {  # the variables of a process' rank, with those of their number
     "RANK": "WORLD_SIZE",
     "JAX_PROCESS_ID": "JAX_NUM_PROCESSES",
     "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK": "PMI_SIZE",
     "SLURM_PROCID": "SLURM_NTASKS",
+    "LOCAL_RANK": "WORLD_SIZE",  # alone in the ranks that Lightning starts
 }
-_WORKER = re.compile(r"--multiprocessing-fork|from multiprocessing\.\w+ import|\bloky\b")
+_ALONE = {"SLURM_PROCID", "LOCAL_RANK"}  # without a number of processes: a batch script has the first, too
+_WORKER = re.compile(r"--multiprocessing-fork|from multiprocessing\.\w+ import|\bloky\b|\bray/_private/workers\b")
+_TRAINS = {  # what is called first where a process trains: module, class or "", and name
+    "jax": [("jax", "", "grad"), ("jax", "", "value_and_grad"), ("jax.distributed", "", "initialize")],
+    "keras": [("keras.optimizers", "Optimizer", "__init__")],
+    "tensorflow": [("tensorflow", "GradientTape", "__init__")],
+    "torch": [("torch.optim", "Optimizer", "__init__"), ("torch.distributed", "", "init_process_group")],
+}
 
 
 def rank() -> str:
-    """Return the rank of this process in its job, "" if it is alone."""
+    """Return the rank of this process in its job by its environment, "" if it is alone."""
+    return process_group()[0]
+
+
+def process_group() -> tuple[str, str]:
+    """Return rank and number of processes by the environment, "" for what is unknown, or if there is one."""
     for name, size in _RANKS.items():
-        alone = "1" if name == "SLURM_PROCID" else ""  # a batch script has this variable too
-        if (value := os.environ.get(name, "")).isdecimal() and os.environ.get(size, alone) != "1":
-            return str(int(value))
-    return ""
-
-
-def run_of(folder: str, name: str) -> str:
-    """Return the run folder of a process by its name in the job.
-
-    >>> run_of("runs/bert", "1"), run_of("runs/bert", "2"), run_of("runs/bert", "rank0")
-    ('runs/bert', 'runs/bert-2', 'runs/bert/rank0')
-    """
-    if name.startswith("rank"):
-        return f"{folder}/{name}"
-    return folder if name == "1" else f"{folder}-{name}"
+        number = os.environ.get(size, "1" if name in _ALONE else "")
+        on_first_node = name != "LOCAL_RANK" or os.environ.get("NODE_RANK", "0") == "0"
+        if (value := os.environ.get(name, "")).isdecimal() and number != "1" and on_first_node:
+            return str(int(value)), number
+    return "", ""
 
 
 class FrameworkFinder:
-    """Finder of modules that begins the capture as the first framework is imported."""
+    """Finder of modules that begins the capture as the first framework is imported, or in a worker as it trains."""
 
     def __init__(self, hook: str) -> None:
         self._hook = hook
         self._process, self._rank = os.getpid(), rank()
-        ancestor, self._ancestor_rank, self._state = os.environ.get(ANCESTOR, "::").split(":")
-        self._is_worker = any(map(_WORKER.search, sys.orig_argv))
-        self._is_worker |= self._state != "" and ancestor != str(self._process)  # not after os.exec
-        if not self._is_worker:
+        ancestor, self._ancestor_rank, self._ancestor = os.environ.get(ANCESTOR, "::").split(":")
+        if ancestor == str(self._process):  # before os.exec
+            self._ancestor = ""
+        self._is_spawned = any(map(_WORKER.search, sys.orig_argv))
+        if not self._is_spawned and self._ancestor == "":
             self._announce("")
-        self._begun = False
+        self._begun, self._is_forked = False, False
+        self._imported_ns: int | None = None  # when the first framework was imported
         self._capture = ExitStack()
         self._run: Any = None
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._on_fork)
 
     def _announce(self, state: str) -> None:
         os.environ[ANCESTOR] = f"{self._process}:{self._rank}:{state}"
@@ -81,9 +96,15 @@ class FrameworkFinder:
             spec.loader = _Loader(spec.loader, self)
         return spec
 
+    def on_framework(self) -> None:
+        """Begin the capture as a framework is imported, unless this process must train first."""
+        self._imported_ns = self._imported_ns or time.monotonic_ns()
+        if not self._may_be_worker():
+            self.begin()
+
     def begin(self) -> None:
-        """Begin the capture, unless this process is a worker or has begun it."""
-        if self._begun or self._captured_elsewhere():
+        """Begin the capture, unless it has begun."""
+        if self._begun:
             return
         self._begun = True
         try:
@@ -91,48 +112,79 @@ class FrameworkFinder:
         except Exception as error:  # noqa: BLE001  the program must continue
             self._report(error)
 
-    def _captured_elsewhere(self) -> bool:
-        """Return whether this process works for another one, and has no rank of its own."""
-        forked = os.getpid() != self._process
-        other = self._rank if forked else self._ancestor_rank
-        return (forked or self._is_worker) and rank() in ("", other)
+    def _may_be_worker(self) -> bool:
+        """Return whether a captured program has started this process, without a rank of its own."""
+        if rank() not in ("", self._ancestor_rank):
+            return False
+        return (
+            self._is_forked
+            or self._is_spawned
+            or self._ancestor == "program"
+            or (self._ancestor != "" and _is_command())
+        )
+
+    def _on_fork(self) -> None:
+        """Become the finder of a process without a capture: that of the parent goes on there."""
+        self._of_parent = self._capture, self._run  # to leave its block would end its run
+        self._capture, self._run, self._begun, self._is_forked = ExitStack(), None, False, True
+        self._ancestor_rank = self._rank
+        if imported := [name for name in FRAMEWORKS if name in sys.modules]:
+            self._imported_ns = time.monotonic_ns()
+            for name in imported:
+                self._watch(name)
+
+    def _watch(self, framework: str) -> None:
+        """Begin the capture at the first call of a framework that trains."""
+        for module, owner, name in _TRAINS[framework]:
+            with suppress(Exception):  # other versions; the program must continue
+                _before_first(getattr(sys.modules[module], owner) if owner else sys.modules[module], name, self.begin)
 
     def _begin(self) -> None:
         from types import SimpleNamespace
 
-        variables = dict(os.environ)
+        variables, in_fork = dict(os.environ), self._is_forked and "polars" in sys.modules
         from tpunb.profiler import capture
         from tpunb.profiler.options import capture_arguments
 
         with open(os.path.join(self._hook, REQUEST), encoding="utf-8") as file:  # noqa: PTH118, PTH123  as light as can be
             request = json.load(file)
+        parent = os.environ.get(ANCESTOR, "::").split(":")[0] if self._is_spawned or self._is_forked else ""
         self._process, self._rank = os.getpid(), rank()
-        name = self._name(request["folder"])
-        arguments = capture_arguments(SimpleNamespace(**request["options"]))
-        self._run = self._capture.enter_context(capture.capture(run_of(request["folder"], name), **arguments))
+        place = self._place(request["folder"])
+        capture.began_ns, capture.spawned_by, capture.has_journal_only = self._imported_ns, parent, in_fork
+        options = capture_arguments(SimpleNamespace(**request["options"]))
+        if in_fork:
+            options |= {"schedule": capture.Schedule.ticks(), "stacks": False}
+        self._run = self._capture.enter_context(capture.capture(place, **options))
         self._run._session.defers = True
         for variable in os.environ.keys() - variables.keys() - {QUIET}:  # set by libraries that only the capture needs
             del os.environ[variable]
         os.environ.update(variables)
         capture.on_other_capture.append(self.end)
-        with open(os.path.join(self._hook, name), "w", encoding="utf-8") as file:  # noqa: PTH118, PTH123
+        with open(os.path.join(self._hook, os.path.basename(place)), "w", encoding="utf-8") as file:  # noqa: PTH118, PTH119, PTH123
             file.write(str(self._run.path))
         atexit.register(self.end)
-        self._announce("captures")
+        if util := sys.modules.get("multiprocessing.util"):  # whose processes call nothing at their exit
+            util.Finalize(None, self.end, exitpriority=100)
+        self._announce("command" if _is_command() else "program")
 
-    def _name(self, folder: str) -> str:
-        """Return the name of this process in the job: its rank, or a number that no other process has."""
-        if self._rank:
-            return f"rank{self._rank}"
+    def _place(self, folder: str) -> str:
+        """Return the run folder of this process within that of the job, which no other process has."""
         for number in map(str, count(1)):
-            if number == "1" or not os.path.exists(run_of(folder, number)):  # noqa: PTH110
-                with suppress(FileExistsError), open(os.path.join(self._hook, number), "x"):  # noqa: PTH118, PTH123
-                    return number
+            name = f"process{number}"
+            if self._rank:
+                name = f"rank{self._rank}" + (f".{number}" if number != "1" else "")
+            place = f"{folder}/{name}"
+            if not os.path.exists(place):  # noqa: PTH110
+                with suppress(FileExistsError), open(os.path.join(self._hook, name), "x"):  # noqa: PTH118, PTH123
+                    return place
         raise AssertionError  # of infinitely many numbers one is free
 
     def on_import(self, module: Any) -> None:
         """Record the framework from its first use on, and end the capture before what it does at the exit."""
-        if self._run is not None and os.getpid() == self._process:
+        if not self._begun:
+            self._watch(module.__name__)
+        elif self._run is not None and os.getpid() == self._process:
             module.__spec__._initializing = False  # as the import system sets it in a moment
             sys.modules["tpunb.profiler.capture"].on_import()
             atexit.unregister(self.end)
@@ -171,7 +223,7 @@ class _Loader:
         return getattr(self._loader, name)
 
     def create_module(self, spec: Any) -> Any:
-        self._finder.begin()
+        self._finder.on_framework()
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
@@ -179,6 +231,32 @@ class _Loader:
         self._loader.exec_module(module)
         with suppress(Exception):  # the program must continue
             self._finder.on_import(module)
+
+
+def _is_command() -> bool:
+    """Return whether the main program is a library's, such as ``torchrun``, not the user's."""
+    import sysconfig
+
+    name = "__main__"
+    if sys.argv[:1] == ["-m"]:  # the package of the main module is being imported
+        name = sys.orig_argv[sys.orig_argv.index("-m") + 1].partition(".")[0]
+    file = getattr(sys.modules.get(name), "__file__", None)
+    places = [sysconfig.get_path(name) for name in ("scripts", "purelib", "platlib", "stdlib")]
+    return file is not None and os.path.abspath(file).startswith(tuple(f"{place}{os.sep}" for place in places))  # noqa: PTH100
+
+
+def _before_first(owner: Any, name: str, call: Callable[[], None]) -> None:
+    """Call before the first call of a function or method, which is then as it was."""
+    original, is_inherited = getattr(owner, name), name not in vars(owner)
+
+    @wraps(original)
+    def first(*args: Any, **kwargs: Any) -> Any:
+        if vars(owner).get(name) is first:
+            delattr(owner, name) if is_inherited else setattr(owner, name, original)
+        call()
+        return original(*args, **kwargs)
+
+    setattr(owner, name, first)
 
 
 def _start(hook: str) -> None:

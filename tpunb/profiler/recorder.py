@@ -23,6 +23,7 @@ from tpunb.io import run_folder
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler import stall_sampler
 from tpunb.profiler.limits import LIMITS
+from tpunb.profiler.process_group import ProcessGroup
 from tpunb.profiler.reducer import RawWindowPolicy, ReducedWindow, Reducer, WindowResponse, window_facts
 from tpunb.profiler.schedule import WindowResult, WindowScheduler
 from tpunb.profiler.stall_sampler import ProcessLoad, StallSampler
@@ -41,6 +42,7 @@ class RunRecorder:
     ) -> None:
         self._writer, self._clock, self._scheduler, self._keep = writer, clock, scheduler, keep
         self._origin_ns, self.system_clock = origin_ns, SystemClock(origin_ns)
+        self.group = ProcessGroup()
         self._reducer = Reducer(socket.gethostname(), origin_ns)
         self.windows, self.failed, self.traced_ps = 0, 0, 0  # traced time: mean over the workers
         self.full = 0  # fully traced steps of one worker
@@ -191,6 +193,10 @@ class RunRecorder:
     def write_part(self, tables: Mapping[str, pl.DataFrame] | None = None) -> None:
         """Write a part: the tables of a window, if any, and the steps that no part holds yet."""
         with self._lock:
+            if self._writer.has_journal_only:
+                self._unwritten.clear()
+                self._spans.clear()
+                return
             stalls = [] if self._closed else self.stalls.take()
             if self._closed or not (tables or self._unwritten or self._spans or stalls):
                 return
@@ -215,6 +221,8 @@ class RunRecorder:
         with self._lock:
             if len(self._unwritten) > LIMITS.tail_steps:  # to write them again and again would take too long
                 self.write_part()
+            elif self._writer.has_journal_only:
+                return
             elif self._unwritten and not self._closed and (time.monotonic() >= self._tail_s or not self._journaled):
                 begun_s = time.monotonic()
                 self._writer.tail(self._ticks())
@@ -259,6 +267,7 @@ class RunRecorder:
             "host": self._reducer.host,
             "own_worker": self._reducer.local_worker or None,
             "process": os.getpid(),
+            "group": self.group.facts(),
             "earlier_run": self._writer.moved,
             "hardware": [row for rows in self._reducer.hardware.values() for row in rows],
             "overhead": None if overhead is None else overhead.value,
@@ -268,7 +277,7 @@ class RunRecorder:
             "step_flops": next(iter(flops)) if len(flops := self._clock.step_flops) == 1 else None,
             "steps_before": self._clock.steps_before,
             "causes": True,
-            "steps": self._clock.count,
+            "steps": max(self._clock.count, self.full),  # those of remote workers are in windows only
             "versions": _versions("tpunb", "tensorflow", "keras", "jax", "torch", "polars"),
         }
         with self._lock:

@@ -80,7 +80,8 @@ class CaptureSession:
     def __init__(
         self, writer: RunWriter, source: Source, schedule: Schedule, *, keep: Keep, until: int | None = None
     ) -> None:
-        self._origin_ns = time.monotonic_ns()  # of the run, whose time is that of its block
+        self._entered_ns = time.monotonic_ns()
+        self._origin_ns = self._entered_ns  # of the run, whose time is that of its block
         self.writer, self.source, self._schedule, self._keep, self._until = writer, source, schedule, keep, until
         self.clock = StepClock(self._annotate, until=until, reached=lambda: self.stop(f"stopped at step {until}"))
         if hasattr(source, "boundary"):
@@ -128,6 +129,10 @@ class CaptureSession:
         return threading.Thread(target=guarded, name=f"tpunb-{name}", daemon=daemon)
 
     # -- the block -----------------------------------------------------------------------------------------------
+
+    def begin_at(self, origin_ns: int) -> None:
+        """Record from an earlier moment of this process on; what was before the entry of the block is not observed."""
+        self._origin_ns = min(origin_ns, self._entered_ns)
 
     def open(self) -> None:
         """Reach the source and open the run; raise for what the user asked for and cannot have."""
@@ -248,7 +253,7 @@ class CaptureSession:
 
     def note_begin(self) -> None:
         """Record the time since the first line of the block, in which the program waited for the capture."""
-        self.recorder.spend("begin of the capture", self._origin_ns)
+        self.recorder.spend("begin of the capture", self._entered_ns)
 
     def on_spent(self, spent: Spent) -> None:
         """Record time of known cause, and charge checkpoints to the budget."""
@@ -341,7 +346,7 @@ class CaptureSession:
 
     def disown(self) -> None:
         """Become, in a forked process, a copy that records nothing: the run and its threads are the parent's."""
-        self._forked = True
+        self._forked = self.is_over = True
         self.recorder.stalls.restore_interval()
         self.clock.in_flight = InFlight()  # a thread of the parent may hold the lock of the other
         self.clock.close()
@@ -441,6 +446,8 @@ class CaptureSession:
         """Load what reduces windows, beside the training."""
         begun_ns = time.monotonic_ns()
         try:
+            if self.writer.has_journal_only:
+                return
             from tpunb.analysis import batch_means  # noqa: F401
             from tpunb.io import xplane
             from tpunb.step_stats import self_time  # noqa: F401
@@ -553,9 +560,13 @@ class CaptureSession:
 
     def _close(self) -> None:
         """End the last window early, wait for the threads, and write the rest."""
-        deadline = time.monotonic() + (LIMITS.deferred_collect_s if self.defers else LIMITS.collect_s)
+        begun_s = time.monotonic()
         for thread in (self._profiling, self._recording):
-            while thread.is_alive() and time.monotonic() < deadline and not self._abandoned.is_set():
+            while thread.is_alive() and not self._abandoned.is_set():
+                # a process must not end while a profiler records it
+                is_deferred = self.defers and not self._tracing.is_set()
+                if time.monotonic() > begun_s + (LIMITS.deferred_collect_s if is_deferred else LIMITS.collect_s):
+                    break
                 if thread is self._profiling:
                     self._stop_source()
                 thread.join(LIMITS.poll_s)

@@ -185,6 +185,8 @@ class Torch:
                 data = self._trace(min(seconds, self._longest_s), modules, spans=self._shapes)
             self._windows += 1
             return data
+        except NotInUse:
+            raise
         except Exception as error:
             if not self._windows:  # the program may profile
                 raise NotInUse from error
@@ -205,6 +207,8 @@ class Torch:
         session = profiler.profile(activities=activities, record_shapes=self._shapes, experimental_config=config)
 
         def start() -> tuple[float, int]:
+            if self._stopped.is_set():  # the program ends: Python may not wait for the end of a session
+                raise NotInUse
             with warnings.catch_warnings():  # in the program's thread, which sets no filters meanwhile
                 warnings.simplefilter("ignore")
                 session.start()

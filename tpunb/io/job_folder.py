@@ -1,0 +1,121 @@
+"""The processes that ``tpunb run`` captured into one folder: which of them are the run, and where each belongs.
+
+While they run, each has a folder of its own (``process1``, ``rank0``, ...). What a process was is decided by what it
+recorded: those that trained are the run, a launcher or a driver beside them is not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from tpunb.errors import BadProfile
+from tpunb.io import run_folder, storage
+from tpunb.io.storage import Location
+
+MEMBER = re.compile(r"process[0-9]+|rank[0-9]+(?:\.[0-9]+)?")
+"""Names of folders that processes write."""
+RANK = re.compile(r"rank[0-9]+")
+"""Names of folders of a job's ranks."""
+ATTEMPT = re.compile(r"attempt[0-9]+")
+"""Names of folders that hold the ranks of an earlier attempt of a job."""
+
+
+class Process(NamedTuple):
+    """What a process recorded; times in nanoseconds since the epoch."""
+
+    folder: str
+    has_steps: bool
+    start_ns: int
+    end_ns: int
+    rank: int | None = None
+    size: int | None = None
+    attempt: int | None = None
+    spawned_by: str | None = None
+    is_trial: bool = False
+
+
+def places(processes: Iterable[Process]) -> dict[str, str]:
+    """Return by folder where the processes that are the run belong, relative to the run.
+
+    "" is the run itself, ``rank0`` a rank of it, ``attempt0/rank0`` one of an earlier attempt, and ``-2`` the second of
+    several runs. Without a process that trained, these are the ranks, or the one that began first.
+
+    >>> places([Process("process1", False, 0, 9), Process("process2", True, 1, 8)])
+    {'process2': ''}
+    """
+    by_start = sorted(processes, key=lambda process: (process.start_ns, process.folder))
+    ranked = [process for process in by_start if process.rank is not None]
+    working = [process for process in by_start if process.has_steps] or ranked or by_start
+    ranks = [process for process in working if process.rank is not None]
+    if not ranks and _is_group(working):
+        ranks = [process._replace(rank=number) for number, process in enumerate(working)]
+    of_job = {process.folder for process in ranks}
+    alone = [process for process in working if process.folder not in of_job]
+    suffixes = [""] * (not ranks) + [f"-{number}" for number in range(2, len(alone) + 2)]
+    return {**_rank_places(ranks), **{process.folder: place for process, place in zip(alone, suffixes, strict=False)}}
+
+
+def members(files: Mapping[str, Location]) -> list[str]:
+    """Return the folders of the processes that are the run, or the job, in a folder; ranks are in order."""
+    ending = f"/{run_folder.RUN}"
+    names = [name.removesuffix(ending) for name in files if name.endswith(ending)]
+    names = sorted(filter(MEMBER.fullmatch, names), key=lambda name: (len(name), name))
+    if all(map(RANK.fullmatch, names)):
+        return names
+    found = places(read(name, files) for name in names)
+    runs = {place: name for name, place in found.items() if RANK.fullmatch(place)} or {"": next(iter(found))}
+    return [runs[place] for place in sorted(runs, key=lambda place: (len(place), place))]
+
+
+def read(folder: str, files: Mapping[str, Location]) -> Process:
+    """Return the process of a folder by its facts; of one that was killed the journal shows that it made steps."""
+    try:
+        facts = json.loads(storage.read_small(files[f"{folder}/{run_folder.RUN}"]))
+    except (BadProfile, ValueError, RecursionError):
+        facts = None
+    facts = facts if isinstance(facts, dict) else {}
+    group = group if isinstance(group := facts.get("group"), dict) else {}
+    latest = files.get(f"{folder}/{run_folder.LATEST}")
+    return Process(
+        folder,
+        bool(facts.get("steps")) or (latest is not None and latest.size > 0),
+        _whole(facts.get("origin_ns")) or 0,
+        int(updated * 1e9) if isinstance(updated := facts.get("updated"), float) else 0,
+        rank=_whole(group.get("rank")),
+        size=_whole(group.get("size")),
+        attempt=_whole(group.get("attempt")),
+        spawned_by=str(group.get("spawned_by") or "") or None,
+        is_trial=bool(group.get("is_trial")),
+    )
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < 2**63 else None
+
+
+def _is_group(processes: Sequence[Process]) -> bool:
+    """Return whether processes of no known rank are those of one job: one program started them, to run together."""
+    parents = {process.spawned_by for process in processes}
+    if len(processes) < 2 or len(parents) > 1 or parents == {None} or processes[0].is_trial:
+        return False
+    return max(process.start_ns for process in processes) < min(process.end_ns for process in processes)
+
+
+def _rank_places(ranks: Sequence[Process]) -> dict[str, str]:
+    """Return the places of ranks in order of their starts: those of the last attempt are the job."""
+    seen, attempts = Counter[int | None](), dict[str, int]()
+    for process in ranks:
+        attempts[process.folder] = seen[process.rank] if process.attempt is None else process.attempt
+        seen[process.rank] += 1
+    last = max(attempts.values(), default=0)
+    found = dict[str, str]()
+    for process in ranks:
+        attempt = attempts[process.folder]
+        place = f"rank{process.rank}" if attempt == last else f"attempt{attempt}/rank{process.rank}"
+        if place not in found.values():  # of two that took one rank, the first has it
+            found[process.folder] = place
+    return found

@@ -1,0 +1,44 @@
+"""The processes that train together: what this one knows of its group."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+from tpunb.profiler import child_capture
+
+
+class ProcessGroup:
+    """Rank of this process and size of its group, as frameworks have it, else the environment."""
+
+    def __init__(self) -> None:
+        self.spawned_by = ""  # number of the process that started this one by ``multiprocessing``
+        self._initialised: tuple[int, int] | None = None
+
+    def look(self) -> None:
+        """Take rank and size from a group that is initialised now: it may be gone when the run ends."""
+        with suppress(Exception):  # a module that is being imported
+            torch = sys.modules.get("torch.distributed")
+            if torch is not None and torch.is_available() and torch.is_initialized():
+                self._initialised = torch.get_rank(), torch.get_world_size()
+        with suppress(Exception):
+            state = sys.modules["jax._src.distributed"].global_state  # other looks at it would start the devices
+            if state.client is not None and state.num_processes > 1:
+                self._initialised = state.process_id, state.num_processes
+
+    def facts(self) -> dict[str, Any]:
+        """Return ``group`` of ``run.json``: rank and size are null where the process trains alone, or unknown."""
+        self.look()
+        rank, size = (int(text) if text.isdecimal() else None for text in child_capture.process_group())
+        if self._initialised is not None:
+            rank, size = self._initialised
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+        return {
+            "rank": rank if size != 1 else None,
+            "size": size,
+            "attempt": int(restart) if restart.isdecimal() else None,
+            "spawned_by": self.spawned_by or None,
+            "is_trial": "ray.tune" in sys.modules and self._initialised is None,
+        }
