@@ -59,6 +59,7 @@ class Limits:
     clock_error_ns: int = 1_000_000  # of a reading of two clocks: by less, windows do not move; chosen
     clock_jump_ns: int = 100_000_000  # of the system clock: ntpd sets it from 128 ms on, and slews less
     phase_tries: int = 3  # windows that end in an under-sampled phase before it is given up; chosen
+    memory_margin: int = 64_000_000  # bytes, for a window or a write; measured: a run ends well with 30 MB to spare
     reducer_nice: int = 5  # of the process that reduces windows: the training comes first; chosen
     reducer_look_s: float = 5.0  # between two looks of it whether the program still runs; chosen
     pace_ratio: float = 1.5  # of the step times of two paces; chosen, as in tpunb.cluster

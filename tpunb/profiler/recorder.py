@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any, Literal
 
 import polars as pl
+import psutil
 
 from tpunb import schema, signals
 from tpunb.io import run_folder
@@ -30,6 +31,11 @@ from tpunb.profiler.window_cost import TimedStep
 from tpunb.profiler.windows import RawWindowPolicy, ReducedWindow, WindowResponse, window_facts
 from tpunb.signals import Spent
 from tpunb.text import format_error
+
+try:
+    import resource
+except ImportError:  # Windows, which has no such limit
+    resource = None  # type: ignore[assignment]
 
 Keep = Literal["none", "phases", "all"]
 
@@ -111,6 +117,7 @@ class RunRecorder:
         """Reduce a window and write it; return whether ``run.json`` must be written again."""
         local_worker, records = self.reducer.local_worker, self.defer(response)
         try:
+            check_memory()
             reduced = self.reducer.reduce(response, records)
         except (EOFError, OSError) as error:  # its process could not start, or was ended: readers reduce the window
             self._add_messages([f"the process that reduces windows ended: {format_error(error)}"])
@@ -201,6 +208,7 @@ class RunRecorder:
             stalls = [] if self._closed else self.stalls.take()
             if self._closed or not (tables or self._unwritten or self._spans or stalls):
                 return
+            check_memory()
             host, origin_ns = self.reducer.host, self._origin_ns
             spans = [self._spans.popleft() for _ in range(len(self._spans))]
             clocked = {
@@ -223,6 +231,7 @@ class RunRecorder:
             if len(self._unwritten) > LIMITS.tail_steps:  # to write them again and again would take too long
                 self.write_part()
             elif self._unwritten and not self._closed and (time.monotonic() >= self._tail_s or not self._journaled):
+                check_memory()
                 begun_s = time.monotonic()
                 self._writer.tail(self._ticks())
                 now_s = time.monotonic()
@@ -292,6 +301,17 @@ class RunRecorder:
             self._closed = True
             if free:
                 self._lock.release()
+
+
+def check_memory() -> None:
+    """Raise MemoryError where a profiler, or polars, might get no memory, and abort the process."""
+    if resource is None or (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) == resource.RLIM_INFINITY:
+        return
+    if limit - psutil.Process().memory_info().vms < LIMITS.memory_margin:
+        margin = f"less than {LIMITS.memory_margin // 1_000_000} MB"
+        raise MemoryError(
+            f"the limit of this process (ulimit -v) leaves {margin}; raise it, or capture a smaller training"
+        )
 
 
 class SystemClock:

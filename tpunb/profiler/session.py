@@ -27,7 +27,7 @@ from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.in_flight import InFlight
 from tpunb.profiler.keras import keras_runs
 from tpunb.profiler.limits import LIMITS
-from tpunb.profiler.recorder import Keep, RunRecorder
+from tpunb.profiler.recorder import Keep, RunRecorder, check_memory
 from tpunb.profiler.schedule import Schedule, WindowRequest, WindowResult, WindowScheduler
 from tpunb.profiler.sources import Source
 from tpunb.profiler.sources.frameworks import NotInUse
@@ -375,6 +375,7 @@ class CaptureSession:
 
     def _request(self, request: WindowRequest, kind: str | None) -> None:
         """Request one window, and queue the response."""
+        check_memory()
         if not self._requests:  # its threads start now
             self.settled.clear()
         requested_ns, profiled, lead_ns = time.monotonic_ns(), True, self.recorder.system_clock.look()

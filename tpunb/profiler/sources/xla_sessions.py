@@ -27,9 +27,7 @@ from tpunb.text import format_error
 
 T = TypeVar("T")
 
-_PLANE, _BYTES = 1 << 3 | 2, 2  # the tag of a plane in an XSpace, and the type of fields that state their size
 _PROGRAMS = b"\x12\x0e/host:metadata"  # the name of the plane of compiled programs, with tag and size
-_PLANE_ID = b"\x08"  # the tag of what may come before the name
 
 _open: list[Any] = []
 """Sessions that no step ended: one that is garbage collected ends in any thread."""
@@ -115,10 +113,10 @@ def split_programs(data: bytes) -> tuple[bytes, bytes]:
         tag, size_at = _varint(data, start)
         size, body = _varint(data, size_at)
         stop = body + size
-        if tag & 7 != _BYTES or stop > len(data):  # an XSpace has no other fields: it is damaged
+        if tag & 7 != 2 or stop > len(data):  # an XSpace has no fields but messages and texts: it is damaged
             break
-        name_at = _varint(data, body + 1)[1] if data[body : body + 1] == _PLANE_ID else body
-        if tag == _PLANE and data.startswith(_PROGRAMS, name_at):
+        name_at = _varint(data, body + 1)[1] if data[body : body + 1] == b"\x08" else body  # after its id
+        if tag >> 3 == 1 and data.startswith(_PROGRAMS, name_at):
             return data[:start] + data[stop:], data[start:stop]
         start = stop
     return data, b""
