@@ -12,7 +12,14 @@ runs of 10 s. The last line is one JSON object:
 ``default_100ms``, ``default_5ms``, ``short_10s``, ``continuous_5ms``, ``ticker_5ms``
     The median of the pairs' ratios of wall time, with its interval: order statistics that contain the median at 95 %
     for any distribution; of fewer than six pairs minimum and maximum. ``ticker`` requests no windows; ``short_10s`` has
-    steps of 20 ms in runs of 10 s (6 s with ``--quick``).
+    steps of 20 ms in runs of 10 s (4 s with ``--quick``).
+``entry_s``
+    Wall seconds, by framework, to import tpunb and to enter a capture, in a process that has imported its framework.
+``end_s``
+    Wall seconds of ``tpunb run`` from the last line of a training to its exit.
+``gc``
+    Processor time of a full collection of garbage in a capture of PyTorch that has reduced a window, by that before it.
+    These three are of new processes: medians of three, of one with ``--quick``.
 ``bytes_ratio``
     Bytes of the XPlanes of the continuous runs divided by those of the statistics kept.
 """
@@ -25,11 +32,12 @@ import math
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -47,7 +55,7 @@ from tpunb.profiler.sources.frameworks import annotation
 from tpunb.profiler.step_clock import StepClock
 
 MINUTE_WINDOWS = 3 + 5  # per minute by the default schedule without new steps: three, then one per 10 s
-QUICK_S = 36.0  # after which `--quick` starts no pair
+QUICK_S = 20.0  # after which `--quick` starts no pair
 
 
 @dataclass(frozen=True)
@@ -70,9 +78,9 @@ FULL = [
     Case("ticker_5ms", Schedule.ticks(), 0.005, 2, 20),
 ]
 QUICK = [
-    Case("default_100ms", Schedule(), 0.1, 3, 1),
+    Case("default_100ms", Schedule(), 0.1, 2, 1),
     Case("default_5ms", Schedule(), 0.005, 2, 2),
-    Case("short_10s", Schedule(), 0.02, 6, 1),
+    Case("short_10s", Schedule(), 0.02, 4, 1),
     Case("continuous_5ms", Schedule.continuous(), 0.005, 2, 2),
     Case("ticker_5ms", Schedule.ticks(), 0.005, 0.5, 6),
 ]
@@ -224,6 +232,81 @@ def tickers(folder: Path, times: int = 2_000) -> tuple[float, float, float, floa
     return plain, each_us(by_hand) - plain, marked, each_us(annotated)
 
 
+_ENTRY = """
+import sys, tempfile, time
+import {framework}
+begin = time.perf_counter()
+import tpunb as tp
+with tp.capture(tempfile.mkdtemp() + "/run"):
+    print(time.perf_counter() - begin)
+"""
+
+_TRAINING = """
+import contextlib, gc, sys, tempfile, time
+import torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def train(enough):
+    end = time.monotonic() + 60
+    while not enough() and time.monotonic() < end:
+        optimizer.zero_grad()
+        model(torch.randn(32, 64)).square().mean().backward()
+        optimizer.step()
+"""
+
+_END = """
+begin = time.monotonic()
+train(lambda: time.monotonic() > begin + 2)
+print(time.time())
+"""
+
+_COLLECTION = """
+def collect():
+    begin = time.thread_time()
+    gc.collect()
+    return time.thread_time() - begin
+begin = time.monotonic()
+train(lambda: time.monotonic() > begin + 0.5)
+plain = min(collect() for _ in range(9))
+import tpunb as tp
+with tp.capture(tempfile.mkdtemp() + "/run") as run:
+    train(lambda: run.status.windows)
+    print(min(collect() for _ in range(9)) / plain)
+"""
+
+
+def of_process(code: str) -> float:
+    """Return the number that a new Python process prints last."""
+    words = [sys.executable, "-c", code]
+    return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split("\n")[-2])
+
+
+def end_s(folder: Path) -> float:
+    """Return the seconds of ``tpunb run`` after the last line of its program."""
+    script = folder / "train.py"
+    script.write_text(_TRAINING + _END)
+    words = [sys.executable, "-m", "tpunb", "run", "-o", str(folder / "of_run"), "--", sys.executable, str(script)]
+    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    ended_s = time.time()
+    return ended_s - max(float(line) for line in printed.splitlines() if line.replace(".", "", 1).isdecimal())
+
+
+def of_processes(folder: Path, times: int) -> dict[str, Any]:
+    """Return what a capture costs a process beside its steps: at its entry, at its end, and each search for garbage."""
+
+    def middle(values: Iterable[float]) -> float:
+        return round(statistics.median(values), 3)
+
+    frameworks = ("torch", "jax", "keras")
+    return {
+        "entry_s": {
+            name: middle(of_process(_ENTRY.format(framework=name)) for _ in range(times)) for name in frameworks
+        },
+        "end_s": middle(end_s(Path(tempfile.mkdtemp(dir=folder))) for _ in range(times)),
+        "gc": middle(of_process(_TRAINING + _COLLECTION) for _ in range(times)),
+    }
+
+
 def main() -> None:
     """Print the comparison, and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -260,6 +343,7 @@ def main() -> None:
         result: dict[str, Any] = {}
         for case in cases:
             result[case.name] = report(case, trained(case.by, case.step_s)[1], done[case.name], quick=options.quick)
+        result |= of_processes(Path(name), 1 if options.quick else 3)
         result["bytes_ratio"] = round(kept(sorted(Path(name).glob("continuous*"))), 1)
     print(json.dumps({name: ratio for name, ratio in result.items() if name != "default_5ms, JAX"}))
 

@@ -126,6 +126,15 @@ def pytest_runtest_protocol(item):
         _plain = None
 
 
+@pytest.fixture(autouse=True)
+def _reduces_here(monkeypatch):
+    """Let captures reduce windows in the process of the test, where it may replace what does; programs do not."""
+    from tpunb.profiler import recorder
+    from tpunb.profiler.reducer import Reducer
+
+    monkeypatch.setattr(recorder, "ReducerProcess", Reducer)
+
+
 _jitter = random.Random()
 
 

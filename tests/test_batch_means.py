@@ -8,7 +8,7 @@ from examples import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tpunb.analysis import batch_means
+from tpunb.step_stats import batch_means
 
 DRAWS = 10_000
 

@@ -222,8 +222,11 @@ def quick(name):
 def test_the_quick_overhead_benchmark_ends_in_its_ratios():
     pytest.importorskip("tensorflow")
     said, last = quick("overhead.py")
-    assert list(last) == ["default_100ms", "default_5ms", "short_10s", "continuous_5ms", "ticker_5ms", "bytes_ratio"]
+    ratios = ["default_100ms", "default_5ms", "short_10s", "continuous_5ms", "ticker_5ms"]
+    assert list(last) == [*ratios, "entry_s", "end_s", "gc", "bytes_ratio"]
     assert all(low <= median <= high for median, low, high in list(last.values())[:5])
+    assert [*last["entry_s"]] == ["torch", "jax", "keras"]
+    assert min(last["end_s"], last["gc"]) > 0
     assert last["bytes_ratio"] > 50
     assert "extrapolated" in said
 

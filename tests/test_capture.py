@@ -25,8 +25,8 @@ from tpunb.profiler import recorder as recorder_module
 from tpunb.profiler import session, step_clock
 from tpunb.profiler.capture import Schedule
 from tpunb.profiler.recorder import RunRecorder
-from tpunb.profiler.reducer import LOCAL, ReducedWindow, WindowResponse
 from tpunb.profiler.schedule import WindowScheduler
+from tpunb.profiler.windows import LOCAL, ReducedWindow, WindowResponse
 from tpunb.step_stats import reduce as module
 from tpunb.tuning.job import job_of
 from tpunb.widgets.summary import Summary
@@ -585,7 +585,7 @@ def test_a_window_knows_the_steps_that_another_thread_takes_as_it_begins_to_be_r
 
     monkeypatch.setattr(clock, "open_step", trains)
     monkeypatch.setattr(clock, "untaken", taken)
-    monkeypatch.setattr(recorder._reducer, "reduce", reduce)
+    monkeypatch.setattr(recorder.reducer, "reduce", reduce)
     recorder.on_request(now_ns, 0.1, None)
     recorder.write(WindowResponse(0, "toy", now_ns, now_ns, {LOCAL: TpunbError("no window")}))
     assert [record.step for record in records] == [0]
@@ -665,27 +665,3 @@ def test_a_warning_that_is_an_error_ends_nothing(tmp_path, training_on, capsys):
             training_on(run)
     assert STILL_TRAINS in capsys.readouterr().err
     assert json.loads((tmp_path / "run" / "run.json").read_text())["state"] == "finished"
-
-
-def test_a_chrome_trace_is_reduced_when_the_run_has_lasted_long_enough_or_is_over():
-    def response(mb, head):
-        return WindowResponse(0, "start", 0, 0, {"vm": head + bytes(mb * 10**6)})
-
-    def capture(schedule, age_s):
-        made = session.CaptureSession(RunWriter(None), StandIn(), schedule, keep="none")
-        made._origin_ns = time.monotonic_ns() - int(age_s * 1e9)
-        return made
-
-    trace, xspace = b' {"traceEvents": [', b"\n{"
-    assert not capture(Schedule(), 0)._must_wait(response(40, xspace))
-    assert capture(Schedule(), 3)._must_wait(response(0, trace))
-    assert capture(Schedule(), 5)._must_wait(response(4, trace))
-    assert not capture(Schedule(), 7)._must_wait(response(4, trace))
-    assert capture(Schedule(), 7)._must_wait(response(40, trace))
-    assert not capture(Schedule(), 11)._must_wait(response(40, trace))
-    assert capture(Schedule(), 30)._must_wait(response(80, trace))
-    assert not capture(Schedule(), 45)._must_wait(response(80, trace))
-    assert not capture(Schedule.continuous(), 0)._must_wait(response(4, trace))
-    over = capture(Schedule(), 0)
-    over._ended.set()
-    assert not over._must_wait(response(4, trace))

@@ -13,12 +13,12 @@ from simulate.synthetic_runs import KINDS, synthetic_run
 
 import tpunb as tp
 from tpunb import schema
-from tpunb.analysis import batch_means
 from tpunb.analysis.compare import Comparison, compare
 from tpunb.errors import IncompatibleRuns
 from tpunb.frames import Phases, Steps
 from tpunb.frames.steps import WallClock
 from tpunb.profiler.capture import Schedule
+from tpunb.step_stats import batch_means
 from tpunb.testing import spelled_steps, toy_steps
 
 MS = 1_000_000_000

@@ -19,7 +19,9 @@ LONG = """
 import gc, json, os, sys, threading, time
 from collections import deque
 import tpunb as tp
+from tpunb.profiler import recorder
 from tpunb.profiler.capture import Schedule
+from tpunb.profiler.reducer import Reducer
 from tpunb.testing import toy_window
 
 folder, windows, early = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -62,6 +64,7 @@ def resident_mb():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+recorder.ReducerProcess = Reducer  # whose memory counts, too
 source, memory = Fast(), []
 with tp.capture(folder, source=source, schedule=Schedule.continuous()) as run:
     for number in range(windows * STEPS):
@@ -74,7 +77,7 @@ with tp.capture(folder, source=source, schedule=Schedule.continuous()) as run:
             done = number // STEPS + 1
             if done in (early, windows):
                 memory.append(resident_mb())
-print(json.dumps([*memory, sum(map(len, run._session.recorder._reducer._paces.values()))]))
+print(json.dumps([*memory, sum(map(len, run._session.recorder.reducer._paces.values()))]))
 """
 
 

@@ -16,6 +16,7 @@ from tpunb.io import programs, storage
 from tpunb.io.run_folder import PROGRAMS
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.recorder import ProgramKeeper
+from tpunb.profiler.reducer import Reducer
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def files(writer):
 
 def test_each_program_that_ran_is_written_once(hlo_pb2, xplane_pb2, writer):
     step, other = compiled(hlo_pb2, ("dot.1", "dot"), ("add.2", "add")), compiled(hlo_pb2, ("copy.1", "copy"))
-    keeper = ProgramKeeper(writer)
+    keeper = ProgramKeeper(writer, Reducer.programs)
     keeper.on_window({"a": ran((7, "dot.1"), (7, "add.2")), "b": ran((9, "dot.1"))})
     data = space(xplane_pb2, jit_step_7=step, jit_other_8=other)
     keeper.keep("a", data)
@@ -77,7 +78,7 @@ def test_each_program_that_ran_is_written_once(hlo_pb2, xplane_pb2, writer):
 
 
 def test_a_program_of_the_same_id_with_other_instructions_is_not_the_one_that_ran(hlo_pb2, xplane_pb2, writer):
-    keeper = ProgramKeeper(writer)
+    keeper = ProgramKeeper(writer, Reducer.programs)
     names = [f"dot.{number}" for number in range(100)]
     keeper.on_window({"a": ran(*((7, name) for name in names))})
     keeper.keep("a", space(xplane_pb2, jit_step_7=compiled(hlo_pb2, *((name, "dot") for name in names[:98]))))
@@ -88,7 +89,7 @@ def test_a_program_of_the_same_id_with_other_instructions_is_not_the_one_that_ra
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"no profile"])
 def test_a_damaged_answer_costs_nothing(writer, data):
-    keeper = ProgramKeeper(writer)
+    keeper = ProgramKeeper(writer, Reducer.programs)
     keeper.on_window({"a": ran((7, "dot.1"))})
     keeper.keep("a", data)
     assert [*keeper.missing] == [("a", 7)]

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpunb.errors import TpunbError
-from tpunb.profiler.reducer import LOCAL, RawWindowPolicy, Reducer, WindowResponse, reduce_window, window_facts
+from tpunb.profiler.reducer import Reducer, reduce_window
 from tpunb.profiler.step_clock import StepRecord
+from tpunb.profiler.windows import LOCAL, RawWindowPolicy, WindowResponse, window_facts
 from tpunb.step_stats import reduce as module
 from tpunb.step_stats.numbering import StepNumbering
 from tpunb.testing import toy_window

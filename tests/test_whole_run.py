@@ -224,7 +224,7 @@ def trained_in_two_phases(folder):
         source.stage = "second"
         step = train_until(run, lambda: run.status.phases >= 2, step)
         source.stage = "first"
-        paces = run._session.recorder._reducer._paces  # of a busy machine there are more than one
+        paces = run._session.recorder.reducer._paces  # of a busy machine there are more than one
         train_until(run, lambda: run.status.windows > 1 + sum(map(len, [*paces.values()])), step)
     assert run.status.phases == 2
     return run, sum(map(len, paces.values()))

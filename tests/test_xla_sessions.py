@@ -146,7 +146,7 @@ def test_a_window_beside_another_session_is_refused_and_the_other_goes_on(framew
 def test_programs_are_split_from_a_window_of_tensorflow_and_cost_it_nothing_else():
     product = tf.function(lambda x: tf.matmul(x, x) + 1, jit_compile=True)
     whole = window("tensorflow", lambda: product(tf.ones((8, 8))).numpy())
-    events, programs = xplane.split_programs(whole)
+    events, programs = xla_sessions.split_programs(whole)
     assert xplane.programs(whole, source="whole").keys() == xplane.programs(programs, source="programs").keys() != set()
     assert not xplane.programs(events, source="events")
     assert len(events) + len(programs) == len(whole)
@@ -162,8 +162,13 @@ def test_programs_are_found_whatever_their_size(xplane_pb2, size):
         if name == "/host:metadata":
             plane.event_metadata[1].name = "/host:metadata" * (size // 14)
     before, programs, after = (space.SerializeToString() for space in planes.values())
-    assert xplane.split_programs(before + programs + after) == (before + after, programs)
-    assert xplane.split_programs(before + after) == (before + after, b"")
+    assert xla_sessions.split_programs(before + programs + after) == (before + after, programs)
+    assert xla_sessions.split_programs(before + after) == (before + after, b"")
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"\n\xff", b"\x08\x01", b"\n\x80\x80", b"\xff" * 30, b"\n\x02\x08"])
+def test_a_damaged_window_has_no_programs(data):
+    assert xla_sessions.split_programs(data) == (data, b"")
 
 
 ENDS = """

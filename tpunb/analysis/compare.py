@@ -10,7 +10,6 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis import batch_means
 from tpunb.analysis.goodput import goodput
 from tpunb.analysis.phase_matching import SAME, by_operations, match, run_similarity, traits_of
 from tpunb.analysis.run import Run, loaded, phases
@@ -21,7 +20,7 @@ from tpunb.frames import Phases, Steps
 from tpunb.frames.conversion import Tabular
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
 from tpunb.frames.phases import PhaseMethod
-from tpunb.step_stats import op_names
+from tpunb.step_stats import batch_means, op_names
 from tpunb.text import duration, plain, plural
 
 _ALONE = 3  # most unmatched phases that are named

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tpunb.analysis import batch_means
 from tpunb.analysis.account_segments import BUSY
 from tpunb.analysis.compare import Comparison
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
 from tpunb.frames.op_matrix import Floats
+from tpunb.step_stats import batch_means
 from tpunb.text import percent, plural
 
 _FEWEST = (

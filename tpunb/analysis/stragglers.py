@@ -14,7 +14,6 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis import batch_means
 from tpunb.analysis.barriers import Barriers, clocks, find_barriers, median
 from tpunb.analysis.pipeline import Replay, obstacle, replay
 from tpunb.analysis.run import Run, loaded, steps
@@ -24,7 +23,7 @@ from tpunb.frames.cache import memoised
 from tpunb.frames.conversion import Tabular
 from tpunb.frames.op_matrix import Bools, Floats, Ints
 from tpunb.frames.steps import HostTables
-from tpunb.step_stats import op_names
+from tpunb.step_stats import batch_means, op_names
 from tpunb.step_stats.merge_hosts import host_tables, of_job
 from tpunb.text import cut, duration, percent, plain, plural
 

@@ -142,19 +142,6 @@ def programs(data: bytes | Bytes, *, source: str) -> dict[int, tuple[str, Messag
     }
 
 
-def split_programs(data: bytes) -> tuple[bytes, bytes]:
-    """Return an XSpace without its compiled programs, and one of these alone."""
-    if _PROGRAMS.encode() not in data:
-        return data, b""
-    planes = Messages.of(data, source="window").sub(_PLANES)
-    names = planes.text(*planes.columns(_PLANE_NAME))
-    for name, start, stop in zip(names, planes.start.tolist(), planes.stop.tolist(), strict=True):
-        if name == _PROGRAMS:
-            start -= 1 + -(-(stop - start).bit_length() // 7)  # its tag and its length
-            return data[:start] + data[stop:], data[start:stop]
-    return data, b""
-
-
 def protos(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
     """Return the compiled programs in one XSpace as messages: ``tpunb.schema.PROTOS``."""
     space = _XSpace(data, source)

@@ -59,6 +59,9 @@ class Limits:
     clock_error_ns: int = 1_000_000  # of a reading of two clocks: by less, windows do not move; chosen
     clock_jump_ns: int = 100_000_000  # of the system clock: ntpd sets it from 128 ms on, and slews less
     phase_tries: int = 3  # windows that end in an under-sampled phase before it is given up; chosen
+    memory_margin: int = 64_000_000  # bytes, for a window or a write; measured: a run ends well with 30 MB to spare
+    reducer_nice: int = 5  # of the process that reduces windows: the training comes first; chosen
+    reducer_look_s: float = 5.0  # between two looks of it whether the program still runs; chosen
     pace_ratio: float = 1.5  # of the step times of two paces; chosen, as in tpunb.cluster
     same_clock_ps: int = 50_000_000  # from an annotation to the host clock, which agree to microseconds; chosen
     shortest_span_ns: int = 1_000_000  # chosen: short callbacks are summed by step
@@ -95,10 +98,6 @@ class Limits:
     yield_s: float = 30.0  # of the program's profiler for the window to end; chosen
     plan_s: float = 0.05  # between two looks at the plan; chosen
     programs_s: float = 1.0  # at least between two requests of programs; chosen
-    trace_wait_s: float = 4.0  # after the start, for a Chrome trace: ten times what its reduction takes; measured
-    size_wait_s: float = 0.5  # longer per MB of it, likewise
-    longest_wait_s: float = 10.0  # after the start; chosen
-    beside_training: int = 64_000_000  # bytes of a trace, five seconds, up to which it waits no longer; chosen
     poll_s: float = 0.2  # of a wait: an unlimited one in the main thread is not interruptible; chosen
     part_s: float = 10.0  # between two writes of steps without a window; chosen
     tail_s: float = 0.8  # between two writes of the latest steps alone, or 100 times what one takes; chosen

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
@@ -16,20 +16,27 @@ from statistics import median
 from typing import Any, Literal
 
 import polars as pl
+import psutil
 
 from tpunb import schema, signals
-from tpunb.errors import BadProfile
 from tpunb.io import run_folder
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler import stall_sampler
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.process_group import ProcessGroup
-from tpunb.profiler.reducer import RawWindowPolicy, ReducedWindow, Reducer, WindowResponse, window_facts
+from tpunb.profiler.reducer_process import ReducerProcess
 from tpunb.profiler.schedule import WindowResult, WindowScheduler
 from tpunb.profiler.stall_sampler import ProcessLoad, StallSampler
 from tpunb.profiler.step_clock import StepClock, StepRecord
 from tpunb.profiler.window_cost import TimedStep
+from tpunb.profiler.windows import RawWindowPolicy, ReducedWindow, WindowResponse, window_facts
 from tpunb.signals import Spent
+from tpunb.text import format_error
+
+try:
+    import resource
+except ImportError:  # Windows, which has no such limit
+    resource = None  # type: ignore[assignment]
 
 Keep = Literal["none", "phases", "all"]
 
@@ -43,7 +50,7 @@ class RunRecorder:
         self._writer, self._clock, self._scheduler, self._keep = writer, clock, scheduler, keep
         self._origin_ns, self.system_clock = origin_ns, SystemClock(origin_ns)
         self.group = ProcessGroup()
-        self._reducer = Reducer(socket.gethostname(), origin_ns)
+        self.reducer = ReducerProcess(socket.gethostname(), origin_ns)
         self.windows, self.failed, self.traced_ps = 0, 0, 0  # traced time: mean over the workers
         self.full = 0  # fully traced steps of one worker
         self._messages: set[str] = set()  # of the profiler
@@ -59,19 +66,19 @@ class RunRecorder:
         self._spans: deque[Spent] = deque()  # that no part holds yet; threads add to it without the lock
         self.stalls = StallSampler(clock.progress)
         self._load = ProcessLoad()
-        self.programs = ProgramKeeper(writer)
+        self.programs = ProgramKeeper(writer, self.reducer.programs)
         self.productive_ns = 0  # about: by the median of recent steps
         self._recent_ns: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=LIMITS.typical_steps))
 
     @property
     def phase(self) -> int | None:
         """The phase of the last fully traced step."""
-        return self._reducer.phase
+        return self.reducer.phase
 
     @property
     def phases(self) -> int:
         """The number of phases so far."""
-        return len(self._reducer.scan)
+        return self.reducer.phases
 
     def on_request(self, requested_ns: int, seconds: float, kind: str | None) -> None:
         """Record the request of a window, its length, and the kind of the running step."""
@@ -110,8 +117,15 @@ class RunRecorder:
 
     def write(self, response: WindowResponse) -> bool:
         """Reduce a window and write it; return whether ``run.json`` must be written again."""
-        local_worker, records = self._reducer.local_worker, self.defer(response)
-        reduced = self._reducer.reduce(response, records)
+        local_worker, records = self.reducer.local_worker, self.defer(response)
+        try:
+            check_memory()
+            reduced = self.reducer.reduce(response, records)
+        except (EOFError, OSError) as error:  # its process could not start, or was ended: readers reduce the window
+            self._add_messages([f"the process that reduces windows ended: {format_error(error)}"])
+            self._pending.popleft()
+            self._scheduler.on_window(WindowResult(response.requested_ns / 1e9, 0.0, time.monotonic()))
+            return False
         with self._lock:
             if self._closed:
                 return False
@@ -149,7 +163,7 @@ class RunRecorder:
                 reduced.queue_ps / 1e12,
             )
             self._scheduler.on_window(result)
-        return self._reducer.local_worker != local_worker
+        return self.reducer.local_worker != local_worker
 
     def defer(self, response: WindowResponse) -> list[StepRecord]:
         """Leave a window to `write_unreduced` unless `write` ends before; return the steps that it may overlap."""
@@ -165,7 +179,7 @@ class RunRecorder:
         for response, records in self._unreduced.values():
             for worker, data in response.workers.items():
                 if isinstance(data, bytes):
-                    self._writer.raw(response.number, worker or self._reducer.host, data)
+                    self._writer.raw(response.number, worker or self.reducer.host, data)
             self._writer.unreduced(response.number, window_facts(response, records))
 
     def write_programs(self, data: bytes) -> None:
@@ -200,7 +214,8 @@ class RunRecorder:
             stalls = [] if self._closed else self.stalls.take()
             if self._closed or not (tables or self._unwritten or self._spans or stalls):
                 return
-            host, origin_ns = self._reducer.host, self._origin_ns
+            check_memory()
+            host, origin_ns = self.reducer.host, self._origin_ns
             spans = [self._spans.popleft() for _ in range(len(self._spans))]
             clocked = {
                 "spans": pl.DataFrame(map(self._span, spans), schema=schema.SPANS, orient="row"),
@@ -224,6 +239,7 @@ class RunRecorder:
             elif self._writer.has_journal_only:
                 return
             elif self._unwritten and not self._closed and (time.monotonic() >= self._tail_s or not self._journaled):
+                check_memory()
                 begun_s = time.monotonic()
                 self._writer.tail(self._ticks())
                 now_s = time.monotonic()
@@ -247,12 +263,12 @@ class RunRecorder:
         causes = record.input_ns, record.callbacks_ns, record.dispatch_ns
         times = (record.start_ns - self._origin_ns, record.end_ns - self._origin_ns, *causes)
         in_ps = (None if ns is None else ns * 1000 for ns in times)
-        return (self._reducer.host, record.step, record.kind, *in_ps, record.rule)
+        return (self.reducer.host, record.step, record.kind, *in_ps, record.rule)
 
     def _span(self, spent: Spent) -> tuple[object, ...]:
         """Return a row of SPANS, in the run's time."""
         times = (spent.start_ns - self._origin_ns, max(0, spent.end_ns - spent.start_ns))
-        return (self._reducer.host, *(ns * 1000 for ns in times), spent.account, spent.detail)
+        return (self.reducer.host, *(ns * 1000 for ns in times), spent.account, spent.detail)
 
     def write_facts(self, facts: Mapping[str, Any], seconds: float) -> None:
         """Write ``run.json``, `seconds` after the start; `facts` take precedence."""
@@ -264,12 +280,12 @@ class RunRecorder:
             "origin_ns": self.system_clock.started_ns,
             "journal_origin_ns": self._origin_ns,
             "clock_jumps": self.system_clock.jumps[: LIMITS.most_messages],
-            "host": self._reducer.host,
-            "own_worker": self._reducer.local_worker or None,
+            "host": self.reducer.host,
+            "own_worker": self.reducer.local_worker or None,
             "process": os.getpid(),
             "group": self.group.facts(),
             "earlier_run": self._writer.moved,
-            "hardware": [row for rows in self._reducer.hardware.values() for row in rows],
+            "hardware": [row for rows in self.reducer.hardware.values() for row in rows],
             "overhead": None if overhead is None else overhead.value,
             "overhead_interval": None if overhead is None else [overhead.low, overhead.high],
             "profiler_messages": sorted(self._messages),
@@ -294,6 +310,17 @@ class RunRecorder:
             self._closed = True
             if free:
                 self._lock.release()
+
+
+def check_memory() -> None:
+    """Raise MemoryError where a profiler, or polars, might get no memory, and abort the process."""
+    if resource is None or (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) == resource.RLIM_INFINITY:
+        return
+    if limit - psutil.Process().memory_info().vms < LIMITS.memory_margin:
+        margin = f"less than {LIMITS.memory_margin // 1_000_000} MB"
+        raise MemoryError(
+            f"the limit of this process (ulimit -v) leaves {margin}; raise it, or capture a smaller training"
+        )
 
 
 class SystemClock:
@@ -336,7 +363,8 @@ def _versions(*packages: str) -> dict[str, str]:
 class ProgramKeeper:
     """Finds the programs that windows ran in XSpaces, and writes them."""
 
-    def __init__(self, writer: RunWriter) -> None:
+    def __init__(self, writer: RunWriter, find: Callable[..., Mapping[int, tuple[str, bytes]]]) -> None:
+        self._find = find
         self.missing: dict[tuple[str, int], set[str]] = {}  # instructions that ran, by host and id of a missing program
         self._writer = writer
         self._seen: set[tuple[str, int]] = set()  # a program is searched for once
@@ -352,18 +380,11 @@ class ProgramKeeper:
                     self.missing[key] = {*names["hlo_op"].cast(pl.String)}
 
     def keep(self, host: str, data: bytes) -> None:
-        """Write the missing programs of a host that an XSpace holds; damaged ones and others of their id are not."""
-        from tpunb.io import hlo, xplane
-
-        with suppress(BadProfile):
-            programs = xplane.programs(data, source="programs")
-            for program in [program for of, program in self.missing if of == host and program in programs]:
-                name, proto = programs[program]
-                ran = self.missing[host, program]
-                if len(ran & {*hlo.instructions(proto)["hlo_op"].cast(pl.String)}) >= LIMITS.program_share * len(ran):
-                    file = self._writer.program(proto.buffer[proto.start[0] : proto.stop[0]].tobytes())
-                    self._rows.append((host, program, name, file))
-                    del self.missing[host, program]
+        """Write the missing programs of a host that an XSpace holds."""
+        ran = {program: names for (of, program), names in self.missing.items() if of == host}
+        for program, (name, proto) in self._find(data, ran).items():
+            self._rows.append((host, program, name, self._writer.program(proto)))
+            del self.missing[host, program]
 
     def take(self) -> list[tuple[str, int, str, str]]:
         """Return (host, program, module, file) of the programs that were written since the last call."""

@@ -3,92 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from math import log
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tpunb import schema
 from tpunb.cluster.ols import OnlineOLS
 from tpunb.errors import BadProfile, TpunbError
 from tpunb.frames import Steps
 from tpunb.io import run_folder
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.step_clock import StepRecord
+from tpunb.profiler.windows import LOCAL, ReducedWindow, WindowResponse
 from tpunb.step_stats import boundaries, launches, reduce
 from tpunb.step_stats.numbering import StepNumbering
 
 if TYPE_CHECKING:
     from tpunb.io.xplane import XSpaceFacts
-
-LOCAL = ""
-"""The worker name of this process in the windows of a source that profiles nothing else."""
-
-
-@dataclass(frozen=True)
-class WindowResponse:
-    """The response of a source to a request: an XSpace, or the error, by worker."""
-
-    number: int
-    reason: str
-    requested_ns: int
-    received_ns: int
-    workers: Mapping[str, bytes | TpunbError]
-    lead_ns: int = 0  # of the system clock, by which profilers record, over the monotonic clock
-
-
-@dataclass
-class ReducedWindow:
-    """The statistics of a window, in the run's time."""
-
-    windows: list[dict[str, Any]] = field(default_factory=list)  # rows of WINDOWS
-    steps: dict[str, Steps] = field(default_factory=dict)  # by host
-    scanned: Steps | None = None  # of the worker whose phases are scanned
-    clocks: list[pl.DataFrame] = field(default_factory=list)
-    raw: dict[str, bytes] = field(default_factory=dict)  # by host
-    ran: dict[str, pl.DataFrame] = field(default_factory=dict)  # instructions of programs by host: (program, hlo_op)
-    full: Counter[str] = field(default_factory=Counter)  # fully traced steps by kind
-    phases: Counter[int] = field(default_factory=Counter)  # and by phase
-    paces: Counter[tuple[int, int]] = field(default_factory=Counter)  # and by phase and pace
-    opened: bool = False  # whether it ends in a phase that no earlier window saw
-    undersampled: bool = False  # whether it ends in a phase with few traced steps so far
-    messages: list[str] = field(default_factory=list)  # errors and warnings of the profiler
-
-    @property
-    def traced_ps(self) -> int:
-        """The time that the profiler recorded: the longest of the workers."""
-        return max((row["dur_ps"] for row in self.windows), default=0)
-
-    @property
-    def events(self) -> int:
-        """The number of events of the largest worker."""
-        return max((row["events"] for row in self.windows), default=0)
-
-    @property
-    def step_ps(self) -> float:
-        """The median time of a fully traced step; 0 without any."""
-        if self.scanned is None or not len(full := self.scanned.full()):
-            return 0.0
-        return float(full.frame.select(pl.col("dur_ps").median()).item())
-
-    @property
-    def queue_ps(self) -> int:
-        """The lag of the devices behind the host."""
-        return max((delay for clocks in self.clocks for delay in clocks["delay_ps"].drop_nulls()), default=0)
-
-    def tables(self) -> dict[str, pl.DataFrame]:
-        """Return its tables by the names of a part's files."""
-        tables = {"windows": pl.DataFrame(self.windows, schema=schema.WINDOWS)}
-        if self.steps:
-            tables["steps"] = pl.concat([steps.frame for steps in self.steps.values()])
-            tables["ops"] = pl.concat([steps.ops for steps in self.steps.values()])
-            tables["devices"] = pl.concat([steps.devices for steps in self.steps.values()])
-            tables["clocks"] = pl.concat(self.clocks)
-        return tables
 
 
 class Reducer:
@@ -105,6 +39,11 @@ class Reducer:
         self._windows_of: Counter[int] = Counter()  # by the phase they end in
         self._paces: defaultdict[int, list[float]] = defaultdict(list)  # step times by phase
         self._numbering: defaultdict[str, StepNumbering] = defaultdict(StepNumbering)  # by host
+
+    @property
+    def phases(self) -> int:
+        """The number of phases so far."""
+        return len(self.scan)
 
     def reduce(self, response: WindowResponse, records: Sequence[StepRecord]) -> ReducedWindow:
         """Return the statistics of a window; `records` are the steps of the host clock that may overlap it."""
@@ -135,6 +74,26 @@ class Reducer:
             reduced.windows.append({**row, "error": errors.get(worker)})
         self._scan(reduced)
         return reduced
+
+    def start(self) -> None:
+        """Do nothing: there is no process to start."""
+
+    end = close = start
+
+    @staticmethod
+    def programs(data: bytes, ran: Mapping[int, set[str]]) -> dict[int, tuple[str, bytes]]:
+        """Return name and bytes of the programs in `ran` that an XSpace holds, by id; not of others with such an id."""
+        from tpunb.io import hlo, xplane
+
+        found = dict[int, tuple[str, bytes]]()
+        with suppress(BadProfile):  # damaged ones
+            programs = xplane.programs(data, source="programs")
+            for program in ran.keys() & programs.keys():
+                name, proto = programs[program]
+                shared = ran[program] & {*hlo.instructions(proto)["hlo_op"].cast(pl.String)}
+                if len(shared) >= LIMITS.program_share * len(ran[program]):
+                    found[program] = name, proto.buffer[proto.start[0] : proto.stop[0]].tobytes()
+        return found
 
     def _find_local_worker(self, decoded: Mapping[str, _Decoded]) -> None:
         """Find the worker that is this process: on this machine, with annotations nearest to the host clock's steps."""
@@ -219,12 +178,6 @@ def decode(data: bytes, source: str) -> tuple[pl.DataFrame, XSpaceFacts]:
     return trace.events, xplane.XSpaceFacts([], start_ns, stop_ns, trace.hardware, notes=trace.notes)
 
 
-def window_facts(response: WindowResponse, records: Sequence[StepRecord]) -> dict[str, Any]:
-    """Return, for JSON, a window without its data, and the steps of the host clock that may overlap it."""
-    workers = {worker: str(data) if isinstance(data, TpunbError) else None for worker, data in response.workers.items()}
-    return {**vars(response), "workers": workers, "records": records}
-
-
 def reduce_window(
     facts: Mapping[str, Any], data: Mapping[str, bytes], host: str, origin_ns: int
 ) -> tuple[dict[str, pl.DataFrame], list[dict[str, Any]]]:
@@ -291,27 +244,3 @@ def _collect_error(worker: str, response: WindowResponse, errors: dict[str, str]
         errors[worker] = str(error)
     except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  the others can be reduced
         errors[worker] = f"window {response.number} could not be reduced: {error!r}"
-
-
-class RawWindowPolicy:
-    """Choose the raw windows to keep: one per phase and pace, the first with enough steps of it; without any the first.
-
-    Steps of one phase of the online scan at two paces are two phases later.
-    """
-
-    def __init__(self) -> None:
-        self._best: dict[Hashable, tuple[int, int]] = {}  # by phase: steps, window
-
-    def offer(self, window: int, phases: Mapping[Any, int]) -> tuple[bool, list[int]]:
-        """Return whether to keep a window, and the kept windows that it replaces; `phases` has steps by phase."""
-        before = {kept for _, kept in self._best.values()}
-        if phases:
-            self._best.pop(None, None)
-        elif not self._best:
-            self._best[None] = 0, window
-        for phase, steps in phases.items():
-            most, _ = self._best.get(phase, (0, -1))
-            if most < min(steps, LIMITS.enough_steps):
-                self._best[phase] = steps, window
-        after = {kept for _, kept in self._best.values()}
-        return window in after, sorted(before - after)

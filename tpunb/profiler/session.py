@@ -1,7 +1,7 @@
 """The threads of a capture (paper III.A).
 
-The recording thread reduces and writes a window while the profiling thread already requests the next. A third one
-writes the latest steps each second, whatever these two do.
+The recording thread writes a window, which another process reduces, while the profiling thread already requests the
+next. A third one writes the latest steps each second, whatever these two do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -24,17 +23,16 @@ from typing import Any, NamedTuple, Protocol
 import polars as pl
 
 from tpunb.errors import CaptureBusy, MissingExtra, TpunbError, warn_user
-from tpunb.io.run_folder import is_chrome_trace
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.in_flight import InFlight
 from tpunb.profiler.keras import keras_runs
 from tpunb.profiler.limits import LIMITS
-from tpunb.profiler.recorder import Keep, RunRecorder
-from tpunb.profiler.reducer import LOCAL, WindowResponse
+from tpunb.profiler.recorder import Keep, RunRecorder, check_memory
 from tpunb.profiler.schedule import Schedule, WindowRequest, WindowResult, WindowScheduler
 from tpunb.profiler.sources import Source
 from tpunb.profiler.sources.frameworks import NotInUse
 from tpunb.profiler.step_clock import StepClock
+from tpunb.profiler.windows import LOCAL, WindowResponse
 from tpunb.signals import Spent
 from tpunb.text import estimated_overhead, format_error, percent, plural, windows_cover
 
@@ -95,7 +93,6 @@ class CaptureSession:
         self.leave: Callable[..., object] = self.__exit__  # leaves the block as a `with` statement does
         self.is_over = False  # whether its block has been left
         self.settled = threading.Event()  # the first window is over, or none is due soon
-        self._loaded = threading.Event()  # a fork while modules are imported would leave their locks to the child
         self._ended = threading.Event()
         self._abandoned = threading.Event()  # its end was interrupted or took too long: threads write no more
         self._forked = False  # whether this is a copy in a forked process, without threads
@@ -104,7 +101,6 @@ class CaptureSession:
         self._programs_s = 0.0  # when compiled programs may be requested again
         self._programs_rest_s = LIMITS.programs_s  # between the last request and that
         self._responses: queue.Queue[WindowResponse | bytes | None] = queue.Queue(maxsize=4)
-        self._waiting: deque[WindowResponse] = deque()  # to be reduced, while the training would be held up
         self._requests = 0
         self._state = "running"
         self._span_ns: int | None = None  # length of the run, once it has ended
@@ -166,8 +162,6 @@ class CaptureSession:
             if not self._profiling.is_alive():
                 self._responses.put(None)
                 self.settled.set()
-            if not self._recording.is_alive():
-                self._loaded.set()
             warn_user(f"the capture has fewer threads, and may record no windows: {error}", RuntimeWarning, 6)
         return self
 
@@ -341,7 +335,6 @@ class CaptureSession:
 
     def settle(self) -> None:
         """Wait, before a fork, for the first window."""
-        self._loaded.wait(LIMITS.final_write_s)
         settle(self.settled, lambda: bool(getattr(self.source, "is_due", False)))
 
     def disown(self) -> None:
@@ -387,6 +380,7 @@ class CaptureSession:
 
     def _request(self, request: WindowRequest, kind: str | None) -> None:
         """Request one window, and queue the response."""
+        check_memory()
         if not self._requests:  # its threads start now
             self.settled.clear()
         requested_ns, profiled, lead_ns = time.monotonic_ns(), True, self.recorder.system_clock.look()
@@ -442,41 +436,35 @@ class CaptureSession:
 
     # -- the recording thread --------------------------------------------------------------------------------------
 
-    def _load(self) -> None:
-        """Load what reduces windows, beside the training."""
+    def _start_reducer(self) -> None:
+        """Let what reduces windows be loaded beside the training."""
         begun_ns = time.monotonic_ns()
         try:
             if self.writer.has_journal_only:
                 return
-            from tpunb.analysis import batch_means  # noqa: F401
-            from tpunb.io import xplane
-            from tpunb.step_stats import self_time  # noqa: F401
-
-            xplane.warm()
-        except Exception as error:  # noqa: BLE001  the first window fails likewise, and is recorded so
+            self.recorder.reducer.start()
+        except (OSError, ValueError) as error:  # the first window says so
             _log.debug("%s: %s", self.writer.name, error)
-        finally:
-            self._loaded.set()
-            self.recorder.spend("loading", begun_ns)
+        self.recorder.spend("loading", begun_ns)
 
     def _record(self) -> None:
-        self._load()
+        try:
+            self._start_reducer()
+            self._record_windows()
+        finally:
+            self.recorder.reducer.close()
+
+    def _record_windows(self) -> None:
         self._facts_s = self._part_s = self._log_s = time.monotonic()
         response: WindowResponse | bytes | None
-        waiting = self._waiting
         profiling = writable = True
-        while profiling or waiting or not self._ended.is_set():  # steps are recorded even if the source has failed
+        while profiling or not self._ended.is_set():  # steps are recorded even if the source has failed
             try:
                 response = self._responses.get(timeout=LIMITS.poll_s)
                 profiling = profiling and response is not None
             except queue.Empty:
                 response = None
                 self.recorder.stalls.on_wake()
-            if isinstance(response, WindowResponse):
-                waiting.append(response)
-                response = None
-            if waiting and response is None and not self._must_wait(waiting[0]):
-                response = waiting.popleft()
             if writable and not self._abandoned.is_set():
                 try:
                     self._check_imports()
@@ -493,17 +481,6 @@ class CaptureSession:
                 self.recorder.write_programs(self._request_programs())
             except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  must not end the training
                 self._fail(error)
-
-    def _must_wait(self, response: WindowResponse) -> bool:
-        """Return whether a window waits to be reduced: a Chrome trace, which would hold up a short run."""
-        traces = [data for data in response.workers.values() if isinstance(data, bytes) and is_chrome_trace(data)]
-        if self._schedule.budget is None or self._ended.is_set() or not traces:
-            return False
-        size = sum(map(len, traces))
-        wait_s = LIMITS.trace_wait_s + LIMITS.size_wait_s * size / 1e6
-        if size <= LIMITS.beside_training:
-            wait_s = min(wait_s, LIMITS.longest_wait_s)
-        return time.monotonic_ns() < self._origin_ns + wait_s * 1e9
 
     def _write(self, response: WindowResponse | bytes | None) -> None:
         """Write a window if there is one, and regularly the steps and ``run.json``."""
@@ -575,7 +552,7 @@ class CaptureSession:
                 self._abandoned.set()
                 if not self.defers:
                     self._fail(TimeoutError("the last window did not come back in time"))
-                for response in (*self._waiting, *(self._responses.get() for _ in range(self._responses.qsize()))):
+                for response in [self._responses.get() for _ in range(self._responses.qsize())]:
                     if isinstance(response, WindowResponse) and self.defers:
                         self.recorder.defer(response)
             self._finalize()
@@ -595,6 +572,7 @@ class CaptureSession:
                 return
             self._finalized = True
         try:
+            self.recorder.reducer.end()  # what it still does is left to readers
             with self.recorder.final() as free:
                 if not free:
                     self._fail(TimeoutError("the write in progress did not end"))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tpunb.profiler.limits import LIMITS
+from tpunb.step_stats.batch_means import error, means
 
 _PENDING = 20_000  # steps between the request of a window and its reduction
 
@@ -186,6 +187,4 @@ def _losses(window: _Window) -> list[_Loss]:
 
 
 def _squared_error(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    from tpunb.analysis.batch_means import error, means  # with all of the room, which entry does not wait for
-
     return float(error(means(times), len(times)))

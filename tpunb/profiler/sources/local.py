@@ -101,9 +101,7 @@ class Local:
         if framework == "jax":
             self._jax_rests = 0 if _COMPUTED.search(data) else LIMITS.jax_rest_windows
         else:
-            from tpunb.io.xplane import split_programs  # which numba compiles: no entry waits for that
-
-            data, self._programs = split_programs(data)
+            data, self._programs = xla_sessions.split_programs(data)
         return data
 
     def programs(self) -> bytes:

@@ -27,6 +27,8 @@ from tpunb.text import format_error
 
 T = TypeVar("T")
 
+_PROGRAMS = b"\x12\x0e/host:metadata"  # the name of the plane of compiled programs, with tag and size
+
 _open: list[Any] = []
 """Sessions that no step ended: one that is garbage collected ends in any thread."""
 
@@ -102,6 +104,33 @@ def window(framework: str, seconds: float, between: BetweenSteps, stopped: threa
 def programs_of_jax(between: BetweenSteps, stopped: threading.Event) -> bytes:
     """Return an XSpace without events that holds the compiled programs of JAX."""
     return _call("jax", lambda: _Jax(programs=True).collect(), between, stopped)
+
+
+def split_programs(data: bytes) -> tuple[bytes, bytes]:
+    """Return an XSpace without its compiled programs, and one of these alone; for few planes, without numba."""
+    start = 0
+    while start < len(data):
+        tag, size_at = _varint(data, start)
+        size, body = _varint(data, size_at)
+        stop = body + size
+        if tag & 7 != 2 or stop > len(data):  # an XSpace has no fields but messages and texts: it is damaged
+            break
+        name_at = _varint(data, body + 1)[1] if data[body : body + 1] == b"\x08" else body  # after its id
+        if tag >> 3 == 1 and data.startswith(_PROGRAMS, name_at):
+            return data[:start] + data[stop:], data[start:stop]
+        start = stop
+    return data, b""
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a whole number of protobuf, and the position after it."""
+    value = shift = 0
+    for at in range(at, min(at + 10, len(data))):  # noqa: B020
+        value |= (data[at] & 0x7F) << shift
+        if data[at] < 0x80:
+            return value, at + 1
+        shift += 7
+    return value, len(data)
 
 
 def _call(framework: str, function: Callable[[], T], between: BetweenSteps, stopped: threading.Event) -> T:
