@@ -82,7 +82,7 @@ def orbax(tmp_path_factory):
 
 @pytest.mark.live
 @pytest.mark.parametrize(
-    ("folder", "told"),
+    ("folder", "listed"),
     [
         ("each", [("01.keras", 4, "optimizer", "keras"), ("02.keras", 8, "optimizer", "keras")]),
         ("weights", [("01.weights.h5", 4, "optimizer", "keras"), ("02.weights.h5", 8, "optimizer", "keras")]),
@@ -96,9 +96,9 @@ def orbax(tmp_path_factory):
         ("served", []),
     ],
 )
-def test_the_step_is_read_without_the_model(written, folder, told):
+def test_the_step_is_read_without_the_model(written, folder, listed):
     found = checkpoints(written / folder)
-    assert [(one.path.name, one.step, one.step_from, one.kind) for one in found] == told
+    assert [(one.path.name, one.step, one.step_from, one.kind) for one in found] == listed
     assert found.skipped == {}
 
 

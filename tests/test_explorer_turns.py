@@ -49,10 +49,10 @@ def test_a_value_set_while_another_thread_cuts_is_neither_lost_nor_unchecked(mon
 def test_answers_are_of_the_clustering_that_is_shown():
     view = tp.explore(TOY, method=tp.OLS())
     view.phase = 3
-    told = []
-    view.observe(lambda change: told.append(view.details(0)), "phase")  # asked while the cut is changing
+    seen_details = []
+    view.observe(lambda change: seen_details.append(view.details(0)), "phase")  # asked while the cut is changing
     view.threshold = 0.0
-    assert told
+    assert seen_details
     assert view.phase is None
     assert view.details(0)["facts"]["rows"][0] == ["Steps", "8 (8 traced in full)"]
 

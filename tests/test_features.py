@@ -103,10 +103,10 @@ def test_points_are_columns_times_loadings():
     found = space(steps)
     assert found.columns.rows()[-1] == ("step_time", "host", "step time")
     assert found.loadings.shape == (found.columns.height, found.points.shape[1])
-    told = np.log1p(steps.frame["dur_ps"].to_numpy() * 1e-6) - found.mean[-1]
+    log_times = np.log1p(steps.frame["dur_ps"].to_numpy() * 1e-6) - found.mean[-1]
     ran = found.columns["block"].to_list()
     assert ran.count("presence") == 2  # the ops of a, and those of b
-    assert np.sign(found.points[:, 0]).tolist() == np.sign(told * found.loadings[-1, 0]).tolist()
+    assert np.sign(found.points[:, 0]).tolist() == np.sign(log_times * found.loadings[-1, 0]).tolist()
 
 
 @FEATURES

@@ -300,7 +300,7 @@ def test_categories_of_a_real_tpu_are_those_of_its_programs(real_profiles, xplan
     path = real_profiles / "tpu-v6e-4_jax_host-offload.xplane.pb"
     known, _ = stored(path, xplane_pb2)
     frame = hlo.instructions(messages(*(proto for _, proto in known)))
-    told = {
+    categories = {
         (hlo.program(known[row][0]) % 2**64, op): word
         for row, op, word in frame.select(COLUMNS[0], COLUMNS[2], COLUMNS[6]).rows()
     }
@@ -310,8 +310,8 @@ def test_categories_of_a_real_tpu_are_those_of_its_programs(real_profiles, xplan
         for entry in plane.event_metadata.values():
             stats = {names[stat.metadata_id]: stat for stat in entry.stats}
             key = "hlo_category" in stats and (stats["program_id"].uint64_value, entry.display_name)
-            if key in told:  # the halves of what runs asynchronously bear names of the profiler's own
-                assert told[key] == stats["hlo_category"].str_value
+            if key in categories:  # the halves of what runs asynchronously bear names of the profiler's own
+                assert categories[key] == stats["hlo_category"].str_value
                 compared += 1
     assert compared == 65
 

@@ -395,8 +395,8 @@ def test_a_named_device_gives_kind_and_peaks(tmp_path):
 
 def test_a_named_device_of_stored_steps(tmp_path):
     table = {"cols": [{"id": "stepnum"}, {"id": "stepTimeMs"}], "rows": [{"c": [{"v": "0"}, {"v": 1}]}]}
-    told = {"cols": [], "rows": [], "p": {"hardware_type": "TPU", "device_core_count": "2"}}
-    file = put(tmp_path / "a.overview_page.json", json.dumps([table, told]).encode())
+    overview = {"cols": [], "rows": [], "p": {"hardware_type": "TPU", "device_core_count": "2"}}
+    file = put(tmp_path / "a.overview_page.json", json.dumps([table, overview]).encode())
     profile = tp.load(file, device="TPU v5e")
     assert profile.hardware.select("kind", "peak_flops").rows() == [("TPU v5e", 197e12)] * 2
     assert tp.steps(profile).metadata == {"device kind": "TPU v5e"}

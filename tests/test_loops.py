@@ -213,7 +213,7 @@ def test_other_data_are_an_error_or_a_divergence(tmp_path):
 def test_calls_are_counted(tmp_path):
     saved(tmp_path, BATCHES, every=EVERY)
     one = checkpoints(tmp_path)[-1]
-    with pytest.raises(TpunbError, match="was called 2 times, and the checkpoint is of call 3"), resume(one):
+    with pytest.raises(TpunbError, match=r"\(data, state=\) 2 times, and the checkpoint is of call 3"), resume(one):
         train(BATCHES, epochs=2)
     with pytest.raises(TpunbError, match="opt_state"), resume(one):
         list(tp.testing.null_run.batches(BATCHES, state={"params": 1}))

@@ -23,19 +23,19 @@ STEPS = st.lists(st.tuples(SIDE, SIDE), min_size=1, max_size=40)
 LIMIT = st.sampled_from([0.0, 0.5, 0.8, 0.97, 1.0]) | st.floats(0, 1)
 
 
-def fed(told, ops=0.97, time=0.8):
+def fed(step_ops, ops=0.97, time=0.8):
     scan = OnlineOLSPlus(ops, time)
-    return [scan.feed(device, host) for device, host in told]
+    return [scan.feed(device, host) for device, host in step_ops]
 
 
-def on_device(*told):
-    return [(device, {}) for device in told]
+def on_device(*step_ops):
+    return [(device, {}) for device in step_ops]
 
 
-def spelled_out(told, ops, time):
+def spelled_out(step_ops, ops, time):
     """Return what the scan answers, by the definitions alone: every phase keeps all of its steps."""
     phases, labels = [], []
-    for step in told:
+    for step in step_ops:
         willing = [phase for phase in phases if will_have(phase, step, ops, time)]
         home = max(willing, key=lambda phase: (len(phase["steps"]), phase is phases[labels[-1]]), default=None)
         if home is None:
@@ -95,41 +95,41 @@ def test_phases_come_back(pattern, labels):
 def test_a_superset_is_another_phase():
     train = {f"op{i}": 5 for i in range(20)}
     save = train | {"save": 1}
-    told = on_device(train, train, save, train, save)
-    assert OLSPlus()(spelled_steps(*told)) == fed(told) == [0, 0, 1, 0, 1]
-    assert OLSPlus(ops=0.95)(spelled_steps(*told)) == [0, 0, 0, 0, 0]
+    step_ops = on_device(train, train, save, train, save)
+    assert OLSPlus()(spelled_steps(*step_ops)) == fed(step_ops) == [0, 0, 1, 0, 1]
+    assert OLSPlus(ops=0.95)(spelled_steps(*step_ops)) == [0, 0, 0, 0, 0]
 
 
 def test_the_same_operations_in_other_times_are_another_phase():
-    told = on_device({"infeed": 1, "matmul": 9}, {"infeed": 9, "matmul": 1}, {"infeed": 1, "matmul": 8})
-    assert OLSPlus()(spelled_steps(*told)) == fed(told) == [0, 1, 0]
-    assert OLSPlus(time=0.5)(spelled_steps(*told)) == [0, 0, 0]
+    step_ops = on_device({"infeed": 1, "matmul": 9}, {"infeed": 9, "matmul": 1}, {"infeed": 1, "matmul": 8})
+    assert OLSPlus()(spelled_steps(*step_ops)) == fed(step_ops) == [0, 1, 0]
+    assert OLSPlus(time=0.5)(spelled_steps(*step_ops)) == [0, 0, 0]
 
 
 def test_a_step_twice_as_long_is_no_other():
-    told = on_device({"infeed": 1, "matmul": 9}, {"infeed": 2, "matmul": 18})
-    assert OLSPlus(time=1)(spelled_steps(*told)) == fed(told, time=1) == [0, 0]
+    step_ops = on_device({"infeed": 1, "matmul": 9}, {"infeed": 2, "matmul": 18})
+    assert OLSPlus(time=1)(spelled_steps(*step_ops)) == fed(step_ops, time=1) == [0, 0]
 
 
 def test_host_and_device_are_compared_separately():
     # nearly all time is the host's, and alike; on the device the two operations change places
-    told = [({"a": 9, "b": 1}, {"wait": 1000}), ({"a": 1, "b": 9}, {"wait": 1000})]
-    assert OLSPlus()(spelled_steps(*told)) == fed(told) == [0, 1]
+    step_ops = [({"a": 9, "b": 1}, {"wait": 1000}), ({"a": 1, "b": 9}, {"wait": 1000})]
+    assert OLSPlus()(spelled_steps(*step_ops)) == fed(step_ops) == [0, 1]
 
 
 def test_a_host_op_is_not_a_device_op_of_its_name():
-    told = [({"a": 1}, {}), ({}, {"a": 1})]
-    assert OLSPlus()(spelled_steps(*told)) == fed(told) == [0, 1]
+    step_ops = [({"a": 1}, {}), ({}, {"a": 1})]
+    assert OLSPlus()(spelled_steps(*step_ops)) == fed(step_ops) == [0, 1]
 
 
 def test_steps_without_operations_are_a_phase():
-    told = on_device({}, {}, {"a": 1}, {})
-    assert OLSPlus()(spelled_steps(*told)) == fed(told) == [0, 0, 1, 0]
+    step_ops = on_device({}, {}, {"a": 1}, {})
+    assert OLSPlus()(spelled_steps(*step_ops)) == fed(step_ops) == [0, 0, 1, 0]
 
 
 def test_operations_of_no_time_count_as_operations():
-    told = on_device({"a": 0}, {"a": 0}, {"b": 0}, {"a": float("nan")}, {"a": -3})
-    assert fed(told) == [0, 0, 1, 0, 0]
+    step_ops = on_device({"a": 0}, {"a": 0}, {"b": 0}, {"a": float("nan")}, {"a": -3})
+    assert fed(step_ops) == [0, 0, 1, 0, 0]
 
 
 def test_a_phase_of_equal_steps_accepts_less():
@@ -147,9 +147,9 @@ def test_a_phase_of_scattered_steps_accepts_more():
 
 def test_a_step_joins_the_larger_of_two_phases():
     few, many, between = {"a": 1, "b": 9}, {"a": 9, "b": 1}, {"a": 5, "b": 5}
-    told = on_device(few, few, many, many, many, few, between)
-    assert fed(told, time=0.8) == [0, 0, 1, 1, 1, 0, 0]  # as many each: that of the step before
-    assert fed(on_device(many, *(device for device, _ in told)), time=0.8) == [0, 1, 1, 0, 0, 0, 1, 0]
+    step_ops = on_device(few, few, many, many, many, few, between)
+    assert fed(step_ops, time=0.8) == [0, 0, 1, 1, 1, 0, 0]  # as many each: that of the step before
+    assert fed(on_device(many, *(device for device, _ in step_ops)), time=0.8) == [0, 1, 1, 0, 0, 0, 1, 0]
 
 
 # noise
@@ -182,26 +182,26 @@ def test_finds_the_phases_and_corrupted_steps_of_a_synthetic_run(seed, hard):
 
 @examples(50)
 @given(STEPS, LIMIT, LIMIT)
-def test_bulk_equals_online_equals_the_definition(told, ops, time):
-    expected = spelled_out(told, ops, time)
-    assert fed(told, ops, time) == expected
-    assert OLSPlus(ops, time, least=1)(spelled_steps(*told)) == expected
+def test_bulk_equals_online_equals_the_definition(step_ops, ops, time):
+    expected = spelled_out(step_ops, ops, time)
+    assert fed(step_ops, ops, time) == expected
+    assert OLSPlus(ops, time, least=1)(spelled_steps(*step_ops)) == expected
 
 
 @examples(33)
 @given(st.lists(st.sampled_from([2, 5, 10, 20, 40]), min_size=15, max_size=60))
 def test_scatter_is_learnt_as_it_is_spelled_out(times):
-    told = [({"a": 50, "b": own}, {"c": own, "d": 9}) for own in times]
-    assert fed(told) == OLSPlus(least=1)(spelled_steps(*told)) == spelled_out(told, 0.97, 0.8)
+    step_ops = [({"a": 50, "b": own}, {"c": own, "d": 9}) for own in times]
+    assert fed(step_ops) == OLSPlus(least=1)(spelled_steps(*step_ops)) == spelled_out(step_ops, 0.97, 0.8)
 
 
 @examples(33)
 @given(STEPS, st.permutations("abcdef"))
-def test_names_and_order_of_operations_do_not_matter(told, names):
+def test_names_and_order_of_operations_do_not_matter(step_ops, names):
     other = dict(zip("abcdef", names, strict=True))
-    renamed = [tuple({other[op]: own for op, own in reversed(side.items())} for side in step) for step in told]
-    assert OLSPlus()(spelled_steps(*renamed)) == OLSPlus()(spelled_steps(*told))
-    assert fed(renamed) == fed(told)
+    renamed = [tuple({other[op]: own for op, own in reversed(side.items())} for side in step) for step in step_ops]
+    assert OLSPlus()(spelled_steps(*renamed)) == OLSPlus()(spelled_steps(*step_ops))
+    assert fed(renamed) == fed(step_ops)
 
 
 def test_memory_is_bounded_and_large_phases_stay():
@@ -214,8 +214,8 @@ def test_memory_is_bounded_and_large_phases_stay():
     assert scan.steps[0] == 1000
     assert scan.steps[1000] == 1
     assert 1 not in scan.steps
-    told = on_device(*(step for i in range(1000) for step in (train, {f"op{i}": 1})))
-    assert OLSPlus(least=1)(spelled_steps(*told)) == labels
+    step_ops = on_device(*(step for i in range(1000) for step in (train, {f"op{i}": 1})))
+    assert OLSPlus(least=1)(spelled_steps(*step_ops)) == labels
 
 
 # the sweep
@@ -236,14 +236,14 @@ def test_the_sweep_agrees_with_other_values():
     sweep = OLSPlus()(run.steps).sweeps["ops"]
     for value in (0.6, 0.9, 0.99):
         labels = OLSPlus(value)(run.steps)
-        (told,) = sweep.filter(pl.col("ops") == value).rows(named=True)
-        assert told["phases"] == pytest.approx(len(set(labels) - {-1}), abs=1)
-        assert told["noise"] == pytest.approx(labels.count(-1) / 2000, abs=0.01)
+        (row,) = sweep.filter(pl.col("ops") == value).rows(named=True)
+        assert row["phases"] == pytest.approx(len(set(labels) - {-1}), abs=1)
+        assert row["noise"] == pytest.approx(labels.count(-1) / 2000, abs=0.01)
 
 
 def test_the_sweep_of_many_stretches_goes_by_a_sample():
-    told = on_device(*[{"a": 1}, {"b": 1}] * 1500)  # 3,000 stretches
-    sweep = OLSPlus()(spelled_steps(*told)).sweeps["ops"]
+    step_ops = on_device(*[{"a": 1}, {"b": 1}] * 1500)  # 3,000 stretches
+    sweep = OLSPlus()(spelled_steps(*step_ops)).sweeps["ops"]
     assert sweep["phases"].to_list() == [2] * len(sweep)
     assert sweep["noise"].to_list() == [0.0] * len(sweep)
 

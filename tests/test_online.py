@@ -53,6 +53,9 @@ class Idle:
     def on_step(self, fit, *, repeated):
         pass
 
+    def note_total(self, kind, counts):
+        pass
+
 
 @pytest.fixture(autouse=True)
 def the_same_seeds(monkeypatch):

@@ -82,9 +82,9 @@ def test_each_operation_is_in_the_step_in_which_it_starts(rows):
     found = ops.find(events)
     placed, places = ops.place(found, boundaries.find(events)[0])
     inside = ops.assign(placed, places)
-    told = inside.join(places.select("at", "step", from_ps="start_ps"), on="at")
-    assert sorted(told["start_ps"] // US) == sorted(start for _, start, _ in rows if start < 50 and start % 10 < 8)
-    assert (told["start_ps"] // (10 * US) == told["step"]).all()
+    assigned = inside.join(places.select("at", "step", from_ps="start_ps"), on="at")
+    assert sorted(assigned["start_ps"] // US) == sorted(start for _, start, _ in rows if start < 50 and start % 10 < 8)
+    assert (assigned["start_ps"] // (10 * US) == assigned["step"]).all()
     assert (found["self_ps"] <= found["total_ps"]).all()
 
 

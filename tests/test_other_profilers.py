@@ -36,7 +36,7 @@ class Windows:
     """Real windows of this process, one right after another, with the callbacks of a capture."""
 
     def __init__(self, framework):
-        self.framework, self.guest, self.told = framework, None, []
+        self.framework, self.guest, self.notices = framework, None, []
         self._watching, self._ended, self._stopped = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self.came = 0
@@ -67,7 +67,7 @@ class Windows:
     def on_profiler_start(self, who):
         if threading.current_thread() is self._thread:
             return
-        self.told.append(who)
+        self.notices.append(who)
         self.guest = who
         while self._watching.is_set():
             self._stopped.set()
@@ -75,7 +75,7 @@ class Windows:
 
     def on_profiler_stop(self):
         if threading.current_thread() is not self._thread:
-            self.told.append("go on")
+            self.notices.append("go on")
             self.guest = None
 
     def wait_running(self):

@@ -21,8 +21,8 @@ LABELS = np.array([0, 0, 2, 2, -1, 0, 2, -1, -1])
 def by_hand(steps, labels):
     """Totals as Polars has them."""
     columns = op_matrix(steps).ops.with_row_index("column")
-    told = steps.frame.select("host", "step", phase=pl.Series(labels, dtype=pl.Int64))
-    rows = steps.ops.join(told, on=["host", "step"]).join(columns, on=["side", "op"])
+    phase_of_step = steps.frame.select("host", "step", phase=pl.Series(labels, dtype=pl.Int64))
+    rows = steps.ops.join(phase_of_step, on=["host", "step"]).join(columns, on=["side", "op"])
     return (
         rows.group_by("phase", pl.col("column").cast(pl.Int64))
         .agg(

@@ -475,9 +475,9 @@ def test_a_steps_line_and_marks_whose_numbers_come_again_meet_in_their_order():
         (CPU, "python", "train" if i < 2 or i > 3 else "eval", begin, 9, number)
         for i, (number, begin) in enumerate(TWICE)
     ]
-    told = [(TPU, "Steps", str(number), begin + 100, 8) for number, begin in TWICE]
+    step_events = [(TPU, "Steps", str(number), begin + 100, 8) for number, begin in TWICE]
     ops = [(TPU, "XLA Ops", "fusion.1", begin + 100, 1 + i) for i, (_, begin) in enumerate(TWICE)]
-    steps = reduced(toy_events(*kinds, *told, *ops))
+    steps = reduced(toy_events(*kinds, *step_events, *ops))
     assert steps.frame.select("step", "kind", "device_ps").rows() == [
         (step, kind, (1 + step) * US) for step, kind in enumerate(["train", "train", "eval", "eval", "train"])
     ]

@@ -70,18 +70,18 @@ def names(profile):
 class Stream:
     """A file system of one file, of which a listing says one size and that has another."""
 
-    def __init__(self, data, told):
-        self.data, self.told = data, told
+    def __init__(self, data, listed_size):
+        self.data, self.listed_size = data, listed_size
 
     def info(self, path):
-        return {"type": "file", "size": self.told}
+        return {"type": "file", "size": self.listed_size}
 
     def open(self, path, **_):
         return storage.io.BytesIO(self.data)
 
 
-def read(data, told=None):
-    return storage.read(storage.Location(Stream(data, told), "a", "toy://a"))
+def read(data, listed_size=None):
+    return storage.read(storage.Location(Stream(data, listed_size), "a", "toy://a"))
 
 
 def holds(array, data):
@@ -98,20 +98,20 @@ def holds(array, data):
 @given(
     parts=st.lists(st.binary(max_size=200), min_size=1, max_size=4),
     repeated=st.integers(1, 2000),
-    told=st.none() | st.integers(0, 5000),
+    listed_size=st.none() | st.integers(0, 5000),
 )
 @settings(deadline=None)
-def test_all_bytes_are_read_plain_or_zipped_for_any_listed_size(parts, repeated, told):
+def test_all_bytes_are_read_plain_or_zipped_for_any_listed_size(parts, repeated, listed_size):
     data = b"a" + b"".join(parts) * repeated  # which is no zip by its first bytes
-    assert holds(read(data, told), data)
-    assert holds(read(gzip.compress(data), told), data)
+    assert holds(read(data, listed_size), data)
+    assert holds(read(gzip.compress(data), listed_size), data)
     members = [part * repeated for part in parts]
-    assert holds(read(b"".join(map(gzip.compress, members)), told), b"".join(members))
+    assert holds(read(b"".join(map(gzip.compress, members)), listed_size), b"".join(members))
 
 
-@pytest.mark.parametrize("told", [None, 0, 5, 17, 18, 19, 1000])
-def test_a_file_that_grew_or_shrank_since_it_was_listed_is_read_as_it_is(told):
-    assert holds(read(b"eighteen bytes now", told), b"eighteen bytes now")
+@pytest.mark.parametrize("listed_size", [None, 0, 5, 17, 18, 19, 1000])
+def test_a_file_that_grew_or_shrank_since_it_was_listed_is_read_as_it_is(listed_size):
+    assert holds(read(b"eighteen bytes now", listed_size), b"eighteen bytes now")
 
 
 def test_what_was_read_is_decoded_without_a_copy(tmp_path):
@@ -122,10 +122,10 @@ def test_what_was_read_is_decoded_without_a_copy(tmp_path):
 
 def test_a_local_file_is_read_in_blocks_with_progress(tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "_PIECE", 2_500)
-    told = []
-    data = storage.read(storage.find(put(tmp_path / "a", b"x" * 45_000)), told.append)
-    assert (data.size, sum(told)) == (45_000, 45_000)
-    assert max(told) <= 10_000
+    read_bytes = []
+    data = storage.read(storage.find(put(tmp_path / "a", b"x" * 45_000)), read_bytes.append)
+    assert (data.size, sum(read_bytes)) == (45_000, 45_000)
+    assert max(read_bytes) <= 10_000
 
 
 @given(kept=st.floats(0, 1, exclude_max=True))
@@ -175,12 +175,12 @@ def test_a_bomb_is_refused_in_bounded_memory(monkeypatch):
     assert peak < (3 << 19 if sys.version_info < (3, 12) else 2 << 20)
 
 
-@pytest.mark.parametrize("told", [None, 3000])
-def test_a_file_beyond_the_limit_is_refused(monkeypatch, told):
+@pytest.mark.parametrize("listed_size", [None, 3000])
+def test_a_file_beyond_the_limit_is_refused(monkeypatch, listed_size):
     monkeypatch.setattr(storage, "LIMIT", 1000)
-    assert read(bytes(999), told and 999).size == 999
+    assert read(bytes(999), listed_size and 999).size == 999
     with pytest.raises(BadProfile, match="2 GiB"):
-        read(bytes(3000), told)
+        read(bytes(3000), listed_size)
 
 
 def test_a_pipe_is_refused_not_waited_for(tmp_path):

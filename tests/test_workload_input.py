@@ -25,8 +25,8 @@ def first(source, seed=0):
 
 
 def features(record):
-    told = tf.train.Example.FromString(record).features.feature
-    return {name: getattr(value, value.WhichOneof("kind")).value for name, value in told.items()}
+    decoded = tf.train.Example.FromString(record).features.feature
+    return {name: getattr(value, value.WhichOneof("kind")).value for name, value in decoded.items()}
 
 
 # ---- records
@@ -42,8 +42,15 @@ def number(_, record):
 
 def test_an_example_holds_its_features():
     record = records.example({"text": "ä", "bytes": b"\xff", "one": 7, "many": [1, 2], "real": [0.5], "none": []})
-    told = {name: list(values) for name, values in features(record).items()}
-    assert told == {"text": ["ä".encode()], "bytes": [b"\xff"], "one": [7], "many": [1, 2], "real": [0.5], "none": []}
+    decoded = {name: list(values) for name, values in features(record).items()}
+    assert decoded == {
+        "text": ["ä".encode()],
+        "bytes": [b"\xff"],
+        "one": [7],
+        "many": [1, 2],
+        "real": [0.5],
+        "none": [],
+    }
 
 
 def test_records_are_written_once(tmp_path):
@@ -205,10 +212,10 @@ def test_an_answer_is_found_by_letters_not_bytes():
 @pytest.mark.parametrize(("source", "mean"), [(texts.Sentences(22, 22, 2), 22), (texts.Sentences(8, 0, 2), 8)])
 def test_sentences_have_the_configured_lengths(source, mean):
     made = source.records(np.random.default_rng(1))
-    told = [features(next(made)) for _ in range(200)]
-    lengths = [len(one["text_a"][0].split()) - 1 for one in told]
+    decoded = [features(next(made)) for _ in range(200)]
+    lengths = [len(one["text_a"][0].split()) - 1 for one in decoded]
     assert abs(np.mean(lengths) - mean) < 0.15 * mean
-    assert {one["label"][0] for one in told} == {0, 1}
+    assert {one["label"][0] for one in decoded} == {0, 1}
 
 
 # ---- images

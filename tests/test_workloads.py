@@ -142,12 +142,12 @@ def test_a_plan_counts_steps_and_records():
 def test_workloads_are_found_by_name_and_unknown_names_rejected():
     assert workload("ResNet-ImageNet") is WORKLOADS["resnet-imagenet"]
     assert isinstance(workload("bert-cola"), Workload)
-    with pytest.raises(TpunbError, match="no workload is named 'bert-mrcp'") as told:
+    with pytest.raises(TpunbError, match="no workload is named 'bert-mrcp'") as raised:
         workload("bert-mrcp")
-    assert told.value.hint == "use 'bert-mrpc'"
-    with pytest.raises(TpunbError, match="�") as told:
+    assert raised.value.hint == "use 'bert-mrpc'"
+    with pytest.raises(TpunbError, match="�") as raised:
         workload("\x1b[31m")
-    assert "dcgan-mnist" in told.value.hint
+    assert "dcgan-mnist" in raised.value.hint
 
 
 @pytest.mark.parametrize("how", [{"scale": 2}, {"scale": -0.1}, {"scale": True}, {"seed": -1}, {"seed": 0.5}])
@@ -218,8 +218,8 @@ def test_epochs_are_shuffled_differently(kept):
 def test_the_naive_form_can_be_tuned(name, kept):
     data = short(name).training(folder=kept, naive=True)
     parameters = {parameter.name.split("(")[0]: parameter for parameter in Pipeline(data).parameters}
-    for told, present in (("interleave:1 parallel calls", 1), ("end prefetch", 0)):
-        assert (parameters[told].current, parameters[told].verdict) == (present, "safe")
+    for parameter_name, present in (("interleave:1 parallel calls", 1), ("end prefetch", 0)):
+        assert (parameters[parameter_name].current, parameters[parameter_name].verdict) == (present, "safe")
     (mapped,) = (
         parameter
         for parameter in Pipeline(data).parameters
@@ -265,6 +265,6 @@ def test_a_folder_of_real_data_is_read(kept, tmp_path):
     (written,) = kept.glob("bert-cola-*")
     assert batches(of.training(data=written, folder=tmp_path)) == batches(data)
     assert not any(tmp_path.iterdir())
-    with pytest.raises(TpunbError, match="contains no records of the split 'train'") as told:
+    with pytest.raises(TpunbError, match="contains no records of the split 'train'") as raised:
         workload("bert-cola").build(data=tmp_path)
-    assert "train-00000-of-00004.tfrecord" in told.value.hint
+    assert "train-00000-of-00004.tfrecord" in raised.value.hint

@@ -21,11 +21,11 @@ def read(**tables):
     return xprof_json.profile(contents, "toy", "toy")
 
 
-def table(rows, **told):
+def table(rows, **properties):
     """Spell a table by its rows, dictionaries of one order."""
     ids = dict.fromkeys(key for row in rows for key in row)
     cells = [{"c": [{"v": row.get(key)} for key in ids]} for row in rows]
-    return {"cols": [{"id": key, "label": key, "type": "number"} for key in ids], "rows": cells, "p": told}
+    return {"cols": [{"id": key, "label": key, "type": "number"} for key in ids], "rows": cells, "p": properties}
 
 
 def core(total, **more):
@@ -115,11 +115,11 @@ def test_steps_lie_end_to_end():
 
 
 @pytest.mark.parametrize(
-    ("told", "steps"),
+    ("labels", "steps"),
     [(["train 11", "train 12"], [11, 12]), ([4, 5], [4, 5]), (["5", "5"], [0, 1]), (["5", "unknown"], [0, 1])],
 )
-def test_steps_without_numbers_are_counted(told, steps):
-    rows = [{"stepnum": word, "stepTimeMs": 1} for word in told]
+def test_steps_without_numbers_are_counted(labels, steps):
+    rows = [{"stepnum": word, "stepTimeMs": 1} for word in labels]
     assert read(overview_page=[table(rows)]).stored.frame["step"].to_list() == steps
 
 
@@ -203,7 +203,7 @@ def test_cores_of_one_chip_are_distinct_by_key():
 
 
 @pytest.mark.parametrize(
-    ("told", "devices", "mxu_util", "hbm_util"),
+    ("properties", "devices", "mxu_util", "hbm_util"),
     [
         ({"device_type": "TPU v2", "device_core_count": "8 (Replica count = 8)"}, 8, 0.488, 0.703),
         ({"hardware_type": "TPU", "device_core_count": "2"}, 2, 0.488, 0.703),
@@ -213,9 +213,9 @@ def test_cores_of_one_chip_are_distinct_by_key():
         ({"device_type": "TPU v2", "device_core_count": "999999999999"}, 65536, 0.488, 0.703),
     ],
 )
-def test_hardware_is_read_from_the_overview(told, devices, mxu_util, hbm_util):
+def test_hardware_is_read_from_the_overview(properties, devices, mxu_util, hbm_util):
     shares = {"mxu_utilization_percent": "48.8%", "memory_bw_utilization_relative_to_hw_limit": "70.3%"}
-    profile = read(overview_page=[table([STEP]), table([], **told), table([], **shares)])
+    profile = read(overview_page=[table([STEP]), table([], **properties), table([], **shares)])
     assert profile.hardware.height == devices
     assert profile.hardware["mxu_util"].to_list() == [mxu_util] * devices
     assert profile.stored.frame.select("mxu_util", "hbm_util").row(0) == (mxu_util, hbm_util)
@@ -237,10 +237,10 @@ def hlo(*rows):
 
 @pytest.mark.parametrize("device", ["TPU v6 Lite", "Nvidia GPU (Volta)"])
 def test_a_percentage_of_zero_is_unset(device):
-    told = {"device_type": device, "device_core_count": "1", "device_tf_op_percent": "99.7%"}
+    properties = {"device_type": device, "device_core_count": "1", "device_tf_op_percent": "99.7%"}
     unset = {"mxu_utilization_percent": "0.0%", "memory_bw_utilization_relative_to_hw_limit": "0.0%"}
     steps = [{"stepnum": str(n), "tcComputeTimeMs": 0, "tcIdleTimeMs": 5, "tcInfeedTimeMs": 0} for n in range(2)]
-    profile = read(overview_page=[table([], **unset), table(steps), table([], **told)])
+    profile = read(overview_page=[table([], **unset), table(steps), table([], **properties)])
     assert profile.hardware["mxu_util"].to_list() == [None]
     names = ["mxu_util", "hbm_util", "duty_cycle", "device_ps", "idle_ps"]
     assert profile.stored.frame.select(names).null_count().row(0) == (2, 2, 2, 2, 2)
@@ -340,7 +340,7 @@ def test_a_step_that_the_pod_viewer_lacks_is_one_of_every_host():
 
 
 @pytest.mark.parametrize(
-    ("steps", "told", "reason"),
+    ("steps", "properties", "reason"),
     [
         ((0, 1), {"device_core_count": "16"}, "16 cores instead of 8"),
         ((0, 1), {"device_type": "TPU v4"}, "device type TPU v4 instead of TPU v2"),
@@ -349,12 +349,12 @@ def test_a_step_that_the_pod_viewer_lacks_is_one_of_every_host():
         ((0, 1), {"slow": 2}, "other step times: 50% apart"),
     ],
 )
-def test_a_table_of_another_run_is_named_and_left_out(steps, told, reason):
-    slow = told.pop("slow", 1)
+def test_a_table_of_another_run_is_named_and_left_out(steps, properties, reason):
+    slow = properties.pop("slow", 1)
     rows = [{"stepnum": str(n), "stepTimeMs": 10} for n in (0, 1, 2)]
     others = [{"stepnum": str(n), "stepTimeMs": 10 * slow, "inputTimeMs": 1} for n in steps]
     one = [table(rows), table([], device_type="TPU v2", device_core_count="8", hostnames="a")]
-    profile = read(input_pipeline=[table(others), table([], **told)], overview_page=one)
+    profile = read(input_pipeline=[table(others), table([], **properties)], overview_page=one)
     assert profile.skipped == (("input_pipeline.json", f"{reason}; left out for overview_page.json"),)
     assert profile.stored.frame.select("step", "dur_ps", "infeed_ps").rows() == [(n, 10 * MS, None) for n in range(3)]
     assert repr(profile).endswith("100% of the run observed, 1 file skipped)")
@@ -384,8 +384,8 @@ def test_damaged_tables_beside_a_sound_one_are_named():
 
 
 def test_stages_of_the_input_pipeline():
-    told = {"preprocessing_us": "7.500", "demanded_file_read_us": "2.500", "enqueue_us": "0.000"}
-    stages = read(input_pipeline=[table([STEP]), table([], hostnames="a", **told)]).stored.input_stages
+    properties = {"preprocessing_us": "7.500", "demanded_file_read_us": "2.500", "enqueue_us": "0.000"}
+    stages = read(input_pipeline=[table([STEP]), table([], hostnames="a", **properties)]).stored.input_stages
     assert stages.schema == schema.INPUT_STAGES
     assert stages.rows() == [("a", "read on demand", 2_500_000, 0.25), ("a", "preprocess", 7_500_000, 0.75)]
     assert read(overview_page=[table([STEP])]).stored.input_stages.is_empty()

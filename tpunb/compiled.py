@@ -64,11 +64,8 @@ def _folders() -> Iterator[Path]:
 
 
 def _save(files: Any, key: Any, code: Any) -> None:
-    """Save code to a file that is named after its signature.
-
-    numba numbers the files, so that two processes which save different signatures at one moment may choose the same:
-    the index then names the code of the other (numba issues 4807, 10128).
-    """
+    """Save code to a file that is named after its signature."""
+    # numba numbers the files: two processes that save at one moment may choose the same (numba issues 4807, 10128)
     number = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")
     name = files._data_name(number)
     with suppress(OSError):  # a full disk: the code is compiled again in the next process

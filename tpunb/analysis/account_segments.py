@@ -215,10 +215,8 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
 def _without_startup(
     run: HostRun, left: Ints, starts_up: NDArray[np.bool_], kind: Ints, medians: Ints
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """Return what steps would take that did not trace: at most the median of those of their kind that do not.
-
-    If all of them trace, it is what the operations of those traced in full take, if any are: the second array is true.
-    """
+    """Return what steps would take that did not trace: at most the median of those of their kind that do not."""
+    # if all of them trace, it is what the operations of those traced in full take, if any are: the second array is true
     usual, all_trace = medians.copy(), np.zeros(left.size, np.bool_)
     for each in np.unique(kind[starts_up]):
         of_kind = kind == each
@@ -269,12 +267,10 @@ def _unexplained(run: HostRun) -> NDArray[np.bool_]:
 
 
 def _delays(run: HostRun, start: Ints, end: Ints, exclusive: Ints) -> tuple[Ints, Ints]:
-    """Return the most that the profiler can have held up each step, and the most if nothing else has.
-
-    The first is all of the time in which it starts and collects a window. Of a step that is traced, or beside which a
-    window is reduced, it is what the median one of these in its phase takes longer than the others. The second is all
-    of the time beside it if that median is longer, else half: a single step has half of a processor, at least.
-    """
+    """Return the most that the profiler can have held up each step, and the most if nothing else has."""
+    # all of the time in which it starts and collects a window; of a step that is traced, or beside which a window is
+    # reduced, what the median one of these in its phase takes longer than the others; second, all of the time beside
+    # it if that median is longer, else half: a single step has half of a processor, at least
     busy = _intervals(run, "profiler")
     if busy.is_empty():
         return np.zeros(len(start), np.int64), np.zeros(len(start), np.int64)
@@ -412,10 +408,7 @@ def _divided() -> pl.Expr:
 
 
 def _placed(samples: pl.DataFrame, pieces: pl.DataFrame) -> pl.DataFrame:
-    """Return samples with the phase of the piece that each is in, and whether that is in a step or between steps.
-
-    ``stands_ps`` is the time in steps of its phase that a sample stands for.
-    """
+    """Return samples with their piece's phase, whether it is in a step, and `stands_ps`: the time they stand for."""
     inside, dur_ps = _divided(), pl.col("dur_ps")
     since_ps = pl.when(inside).then(dur_ps).otherwise(0).cum_sum().over("unit") - dur_ps
     between = pl.col("account") == "program code"
@@ -431,11 +424,9 @@ def _placed(samples: pl.DataFrame, pieces: pl.DataFrame) -> pl.DataFrame:
 
 
 def _time_of_samples(since_ps: Ints, lengths: Ints) -> NDArray[np.float64]:
-    """Return the time that each sample in steps of these lengths stands for.
-
-    Those of each tenth, by the time since their step began, share the time there: samples may beat with the steps, and
-    none is right after the program takes the interpreter lock.
-    """
+    """Return the time that each sample in steps of these lengths stands for."""
+    # those of each tenth, by the time since their step began, share the time there: samples may beat with the steps,
+    # and none is right after the program takes the interpreter lock
     places = min(_PLACES, len(since_ps) // _FEWEST_OF_PLACE)
     edges = np.unique(np.quantile(since_ps, np.arange(1, places) / places)) if places else np.zeros(0)
     before = np.minimum.outer([0, *edges, lengths.max()], lengths).sum(axis=1)
@@ -457,11 +448,9 @@ def _between_steps(
 
 
 def _by_device(pieces: pl.DataFrame, run: HostRun) -> tuple[pl.DataFrame, list[int]]:
-    """Split off the time in steps in which the devices were idle, and return the phases where that is known.
-
-    The work of a step on devices is that of the steps of its phase traced in full, which may themselves last longer, or
-    be shorter than others where the host runs ahead: no larger share of time is idle than in them.
-    """
+    """Split off the time in steps in which the devices were idle, and return the phases where that is known."""
+    # the work of a step on devices is that of the steps of its phase traced in full, which may themselves last longer,
+    # or be shorter than others where the host runs ahead: no larger share of time is idle than in them
     if not run.traced_devices:
         return pieces, []
     full, computes = pl.col("traced") == "full", pl.col("account") == "productive"
@@ -487,10 +476,8 @@ def _in_steps(
     detail: str | None = None,
     traced: Sequence[int] = (),
 ) -> pl.DataFrame:
-    """Split off time in steps, by the share of the samples in the steps of each phase that have a flag.
-
-    A step is longer for it: that is in its deviation and, in `traced` phases, in the time in which devices idle.
-    """
+    """Split off time in steps, by the share of the samples in the steps of each phase that have a flag."""
+    # a step is longer for it: that is in its deviation and, in `traced` phases, in the time in which devices idle
     flagged = (pl.col(flag).fill_null(value=False) * pl.col("stands_ps")).sum() / pl.col("stands_ps").sum()
     shares = samples.filter("inside").group_by("phase").agg(n=pl.len(), flagged=flagged.fill_nan(0.0))
     shares = shares.filter(pl.col("n") >= _FEWEST_SAMPLES, pl.col("flagged") > 0).select("phase", "flagged")
@@ -519,10 +506,8 @@ def _trains(run: HostRun) -> bool:
 
 
 def _slow_steps(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
-    """Return the pieces with deviations at places of the program's code as such, and others on a busy machine named.
-
-    What an evaluation takes is its own: its functions and data may differ from step to step.
-    """
+    """Return the pieces with deviations at places of the program's code as such, others on a busy machine named."""
+    # what an evaluation takes is its own: its functions and data may differ from step to step
     deviation = pl.col("account") == "step time deviation"
     places = run.samples.group_by(detail="place").agg(of_code=pl.col("code").mean() > 0.5).drop_nulls()
     load = run.load.select("start_ps", others=pl.col("machine_cpu") - pl.col("cpu") > BUSY).sort("start_ps")

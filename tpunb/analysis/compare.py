@@ -315,10 +315,7 @@ def _rows(run: Phases) -> dict[int, Ints]:
 
 
 def _of_ops(full: Steps, rows: Ints, run: str) -> pl.DataFrame:
-    """Return (side, op, mean, error, steady) of the operations that ran: self time per step in microseconds.
-
-    ``steady`` is whether the operation cannot have been skipped by the profiler where it is missing.
-    """
+    """Return op, self time per step in us, its error, and whether no step can lack it by the profiler (`steady`)."""
     from scipy.sparse import csr_array
 
     matrix, n = op_matrix(full), len(rows)

@@ -273,10 +273,8 @@ def _with_rare_work(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _signatures(phases: Phases) -> pl.DataFrame:
-    """Return (phase, signature, stalled_side): the operations in at least half of its full steps, as a number.
-
-    Operations of devices if there are any. Outliers have no signature, nor has a phase without such operations.
-    """
+    """Return (phase, signature, stalled_side): the operations in at least half of its full steps, as a number."""
+    # operations of devices if there are any; outliers have no signature, nor has a phase without such operations
     sides = op_matrix(phases.steps.full()).sides
     side = "device" if sides.any() else "host"
     size = phases.fitted.cast(pl.Int64).alias("phase").value_counts(name="size")
@@ -516,10 +514,7 @@ def _saves(steps: Steps) -> int:
 
 
 def _slowing_ps(steps: Steps) -> int:
-    """Return how much longer training steps take than those of the first quarter, if their processor time rises.
-
-    Steps beside the profiler are left out.
-    """
+    """Return how much longer steps beside no profiler take than at first, if their processor time rises."""
     wall, slower_ps = steps.wall or WallClock(0), 0
     computes = pl.col("dur_ps") - pl.sum_horizontal(pl.col("input_ps", "callbacks_ps").fill_null(0))
     profiler = _profiling(wall).with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps"))
@@ -541,10 +536,8 @@ def _slowing_ps(steps: Steps) -> int:
 
 
 def _growth(steps: Steps) -> dict[str, object]:
-    """Return by how many bytes an hour the memory of the host that grows fastest grows steadily, and what it has.
-
-    Seconds beside the profiler, whose events take memory too, are left out.
-    """
+    """Return by how many bytes an hour the host memory that grows fastest grows steadily, and what it has."""
+    # seconds beside the profiler, whose events take memory too, are left out
     grown: dict[str, object] = {"growth": None, "memory": None}
     wall, end = steps.wall or WallClock(0), (pl.col("start_ps") + pl.col("dur_ps")).alias("end_ps")
     profiler = pl.concat([each.select("host", "start_ps", end) for each in (_profiling(wall), steps.windows)])

@@ -212,11 +212,8 @@ def _skew(rows: pl.DataFrame, workers: int) -> Ints:
 
 
 def _timed(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add ``active_ps``, time from the start of the last peer, and ``typical_ps``: mean, of communications the median.
-
-    Operations with peers of which there is no data take their typical time, those of a worker without data as long as
-    those of the fastest in their stage.
-    """
+    """Add `active_ps`, from the start of the last peer, and `typical_ps`: mean, of communications the median."""
+    # without data of peers the typical time, without those of the worker that of the fastest in its stage
     active, end = pl.col("active_ps"), pl.col("start_ps") + pl.col("dur_ps")
     alone = pl.col("op").is_in(_STREAMS) & (pl.len().over("peers") == 1)
     from_last = (end - pl.col("start_ps").max().over("peers")).clip(0).cast(pl.Float64)

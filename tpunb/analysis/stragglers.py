@@ -284,11 +284,9 @@ def _together(barriers: Barriers, order: Ints) -> Floats:
 
 
 def _outliers(gains: Floats) -> int:
-    """Return how many of the first hosts gain more than the gains of those after them explain.
-
-    Spacings of largest values, times their rank, are exponential: the ratio of one to the mean of n has the
-    F-distribution. The probability of any false one among `most` is `_ALPHA` or less.
-    """
+    """Return how many of the first hosts gain more than the gains of those after them explain."""
+    # spacings of largest values, times their rank, are exponential: the ratio of one to the mean of n has the
+    # F-distribution; the probability of any false one among `most` is `_ALPHA` or less
     compared = min(_RANKED, math.ceil(_UPPER * (len(gains) + 1)), int(np.isfinite(gains).sum()))
     most = max(compared // 2, 1)
     for k in range(min(most, compared - 1), 0, -1):
@@ -300,10 +298,8 @@ def _outliers(gains: Floats) -> int:
 
 
 def _replayed(barriers: Barriers, costs: Floats, order: Ints) -> tuple[Floats, Ints, Floats]:
-    """Return costs, order and joint gains by a replay of the job, for the dearest hosts; NaN for others.
-
-    Where groups of hosts wait for each other, a delay costs the job as far as it reaches the end through other groups.
-    """
+    """Return costs, order and joint gains by a replay of the job, for the dearest hosts; NaN for others."""
+    # where groups of hosts wait for each other, a delay costs the job as far as it reaches the end through others
     chosen = order[:_REPLAYED]
     alone = _replay(barriers, [[], *([host] for host in chosen)])
     costs = np.where(np.isin(np.arange(len(costs)), chosen), np.nan, np.minimum(costs, 0))

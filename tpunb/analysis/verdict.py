@@ -187,11 +187,8 @@ def _cause(run: Goodput, account: str) -> str | None:
 
 
 def _sampled_place(run: Goodput, account: str) -> list[str]:
-    """Return the place of most samples in an account: a line, or the most frequent of a function's lines.
-
-    Samples in steps slower than usual show where all steps are, and give no place: their stalls do. While devices
-    compute, samples have no place.
-    """
+    """Return the place of most samples in an account: a line, or the most frequent of a function's lines."""
+    # none while devices compute, nor in steps slower than usual: their samples show where all steps are
     function = pl.col("place").str.extract(r"^(.+:\d+ in [^ ]+)", 1).str.replace(r":\d+", "")
     places = run.places.filter(account=account).drop_nulls("place")
     places = places.with_columns(share=pl.col("samples") / pl.col("samples").sum())

@@ -175,10 +175,7 @@ def _groups(steps: Steps, features: Features, merged: MicroClusters, eps: float)
 
 
 def _of_groups(cut: Ints, steps: Steps, groups: _Groups) -> Ints:
-    """Return one label per step from those of the micro-clusters, one cluster per kind.
-
-    A few steps that differ from a larger cluster in time alone are outliers.
-    """
+    """Return one label per step, one cluster per kind; a few that differ from a larger in time alone are outliers."""
     label = of_one_kind(np.append(cut, -1)[groups.micro], groups.kind)
     clusters, at = factorize(label)
     size, least = np.bincount(at, groups.size), min(len(steps) // 10, 5)

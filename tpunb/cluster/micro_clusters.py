@@ -78,10 +78,8 @@ def merge(points: Floats, columns: int | None = None) -> MicroClusters:
 
 
 def _nearest_seed(points: Floats) -> Ints:
-    """Return the number of the seed nearest to each row.
-
-    Seeds are drawn in rounds, by the squared distance to the nearest so far: rare rows far from others are seeds too.
-    """
+    """Return the number of the seed nearest to each row."""
+    # drawn in rounds, by the squared distance to the nearest so far: rare rows far from others are seeds too
     n, square, random = len(points), np.einsum("ij,ij->i", points, points), np.random.default_rng(0)
     rows = np.column_stack([points, np.ones(n)]).astype(np.float32)
     away, nearest = np.full(n, np.inf), np.zeros(n, dtype=np.int64)

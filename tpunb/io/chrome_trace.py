@@ -211,10 +211,8 @@ def _at_rows(frame: pl.DataFrame, rows: Sequence[int] | pl.Series, height: int) 
 
 
 def _owners(frame: pl.DataFrame) -> pl.Series | None:
-    """Return the process of each event if several mark steps or launch work, which count launches from 1 each.
-
-    That of a device launched most of its work: no work starts before its launch.
-    """
+    """Return the process of each event if several mark steps or launch work, and each counts launches from 1."""
+    # that of a device launched most of its work: no work starts before its launch
     device, launch = pl.col("plane").str.starts_with("/device:"), pl.col("correlation_id")
     if frame["kind"].null_count() == len(frame) or frame.filter(~device)["pid"].n_unique() < 2:
         return None

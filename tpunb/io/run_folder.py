@@ -296,10 +296,7 @@ def _reduced(
 
 
 def _ops(run: Location, stamp: str | None, merged: Change, ops: pl.LazyFrame) -> pl.DataFrame:
-    """Return OPS of a run; nothing else holds the operations, most of a long run, as they are merged.
-
-    `stamp` is that of ``run.json`` at the load if they are read from the folder only now.
-    """
+    """Return OPS of a run, read only now if `stamp`, that of ``run.json`` at the load, is given."""
     folder = run.parent
     if stamp is not None and (not Path(run.path).is_file() or storage.local(run.path).stamp != stamp):
         raise BadProfile(f"{folder}: the run that was loaded is not there any more", hint="load it where it is now")
@@ -373,10 +370,8 @@ def _settled(
 
 
 def _fetch(files: Mapping[str, Location]) -> dict[str, _Source]:
-    """Return paths of local files, contents of others, of what is written again and again, and of what is read later.
-
-    By then a part may be merged, or another run have taken the folder: of a long run that is over, `_ops` looks.
-    """
+    """Return paths of local files, contents of others, of what is written repeatedly, and of what is read later."""
+    # by then a part may be merged, or another run have taken the folder: of a long run that is over, `_ops` looks
     if not any(file.url for file in files.values()):
         paths = {name: Path(file.path) for name, file in files.items()}
         sources: dict[str, _Source] = {name: path for name, path in paths.items() if name != LATEST}
@@ -485,10 +480,7 @@ def _clock_notes(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _tables(contents: Mapping[str, _Source], files: Mapping[str, Location]) -> tuple[dict[str, Any], _Lost]:
-    """Return the tables of all parts, one below the other, and the damaged files: raises if no part has its ticks.
-
-    That of operations, most of a long run, is a scan, which is read when they are asked for.
-    """
+    """Return the tables of all parts, of operations a scan, and the damaged files; raise if no part has its ticks."""
     valid = parts(files)
     paths = {table: [f"parts/{part}/{table}.parquet" for part in valid] for table in TABLES}
     tables, damaged = dict[str, Any](), dict[str, str]()

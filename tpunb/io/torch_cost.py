@@ -344,10 +344,8 @@ def _selected(call: Call) -> tuple[int, int]:
 
 
 def _of_lists(flops: int, written: int | None = 1) -> _Formula:
-    """Return the formula of a function of lists of tensors: `flops` of each element, and lists that are written.
-
-    The update of parameters writes all of its lists but the gradients.
-    """
+    """Return the formula of a function of lists of tensors: `flops` of each element, and lists that are written."""
+    # the update of parameters writes all of its lists but the gradients
 
     def formula(call: Call) -> tuple[int, int | None]:
         lists = call.elements()

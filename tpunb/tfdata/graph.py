@@ -6,6 +6,7 @@ small pipeline both ways, and raises `TpunbError` if the result differs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -99,6 +100,17 @@ def from_graph(graph: Any, spec: Any) -> Any:
         return _rebuild(graph, spec)
     except (tf.errors.OpError, ValueError, TypeError) as error:
         raise TpunbError(f"TensorFlow cannot rebuild this pipeline: {format_error(error)}", hint=_HINT) from error
+
+
+def read_datasets(dataset: Any) -> Iterator[Any]:
+    """Yield a dataset and those that it reads, each once."""
+    todo, seen = [dataset], set[int]()
+    while todo:
+        part = todo.pop()
+        if id(part) not in seen:
+            seen.add(id(part))
+            todo += part._inputs()
+            yield part
 
 
 def array_bytes(dataset: Any) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from tpunb.errors import TpunbError
 from tpunb.text import format_error
 from tpunb.tfdata import rewrite
+from tpunb.tfdata.graph import read_datasets
 from tpunb.tfdata.restored import explain_op
 
 _STATEFUL = re.compile(r"(\w+) (?:is stateful|does not support checkpointing)")
@@ -144,13 +145,8 @@ def _shuffles(iterator: Any) -> list[dict[str, Any]]:
 
 def seeded_shuffles(dataset: Any) -> list[Any]:
     """Return the seeded shuffles that a dataset of a program reads and that other iterators over them advance."""
-    shuffles, todo, seen = [], [dataset], set()
-    while todo:
-        part = todo.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        todo += part._inputs()
+    shuffles = []
+    for part in read_datasets(dataset):
         is_shuffle = type(part).__name__ == "_ShuffleDataset" and part._reshuffle_each_iteration is not False
         if is_shuffle and (int(part._seed) or int(part._seed2)):
             shuffles.append(part)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tpunb.tfdata.effects import CHECKS, operations
-from tpunb.tfdata.graph import graph_or_none, op_def
+from tpunb.tfdata.graph import graph_or_none, op_def, read_datasets
 from tpunb.tfdata.rewrite import shuffles
 from tpunb.tfdata.stages import Stage, stages, upstream
 
@@ -86,13 +86,8 @@ def _handles(dataset: Any) -> list[Any]:
     """Return the handles of variables that functions of a dataset hold; none if one is no seed's state or is shared."""
     import tensorflow as tf
 
-    handles, todo, seen = list[Any](), [dataset], set[int]()
-    while todo:
-        part = todo.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        todo += part._inputs()
+    handles = list[Any]()
+    for part in read_datasets(dataset):
         captured = [each for function in part._functions() for each in function.function.captured_inputs]
         handles += [each for each in captured if each.dtype == tf.resource]
     is_state = all(

@@ -420,10 +420,8 @@ def _samplers(loader: Any) -> list[Any]:
 
 
 def _batches_ahead(loader: Any, drawn: int) -> int:
-    """Return how many more batches may be drawn ahead; -1 if their number is unknown.
-
-    After the last index, samplers draw from a generator that they were given, or count an epoch.
-    """
+    """Return how many more batches may be drawn ahead; -1 if their number is unknown."""
+    # after the last index, samplers draw from a generator that they were given, or count an epoch
     try:
         length = len(loader._index_sampler)
     except TypeError:

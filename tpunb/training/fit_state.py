@@ -64,6 +64,9 @@ class Listener(Protocol):
         What `Fit.write` writes now is what the next step begins with.
         """
 
+    def note_total(self, kind: str, counts: dict[str, int]) -> None:
+        """Note, at the end of the block, how often it trained and how many steps were taken."""
+
 
 @dataclass(eq=False)
 class Fit:

@@ -9,7 +9,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import cache, partial
 from math import inf
 from pathlib import Path
@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 
 from tpunb.errors import TpunbError, need
-from tpunb.text import plural
 from tpunb.training import seeds
+from tpunb.training.block import Block
 from tpunb.training.files import guard
-from tpunb.training.fingerprints import Resumed
-from tpunb.training.fit_start import EndedFit, FitStart
-from tpunb.training.fit_state import Fit, Listener
+from tpunb.training.fit_start import EndedFit
+from tpunb.training.fit_state import Fit
 from tpunb.training.jax_fit import JaxFit
 from tpunb.training.passes import CountingDataset
 from tpunb.training.patching import wrapped
@@ -32,21 +31,27 @@ from tpunb.training.program import place_of, user_frame
 _HINT = "save a custom loop with tpunb.checkpoint.save"
 
 
-class _Hooks:
-    """Listeners, the start of the next fit, and the fit that runs."""
+class _Block(Block):
+    """The fits of the outermost block."""
+
+    kind = call = "fit"
 
     def __init__(self) -> None:
-        self.stack = ExitStack()
-        self.users = 0
-        self.listeners: list[Listener] = []
-        self.start: FitStart | None = None
-        self.resumed: Resumed | None = None
-        self.fits = self.steps = 0  # of the block; those of the last fit
+        super().__init__()
         self.ended: list[EndedFit] = []  # of the block
         self.fit: Fit | None = None
         self.thread = 0  # of the fit
         self.watches_iterators = False
         self.depth = 0  # evaluations, predictions and fits within the fit
+
+    def enter(self) -> None:
+        if self.users == 0:
+            _check_keras()
+            self.ended = []
+            _install(self.stack)
+
+    def leave(self) -> None:
+        self.watches_iterators = False
 
     @property
     def is_other_thread(self) -> bool:
@@ -59,66 +64,13 @@ class _Hooks:
         return None if self.depth or self.is_other_thread else self.fit
 
 
-_hooks = _Hooks()
+_block = _Block()
+listening, starting = _block.listening, _block.starting
 
 
 def is_fitting() -> bool:
     """Return whether a fit runs in this thread, whose events are sent."""
-    return not _hooks.is_other_thread
-
-
-def counts() -> dict[str, int]:
-    """Return how many fits the block has had, and the steps of the last one."""
-    return {"trainings": _hooks.fits, "steps": _hooks.steps}
-
-
-@contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Send the events of every fit in the block to a listener."""
-    with _installed():
-        _hooks.listeners.append(listener)
-        try:
-            yield
-        finally:
-            _hooks.listeners.remove(listener)
-
-
-@contextmanager
-def starting(start: FitStart) -> Iterator[None]:
-    """Start the fit of the block that a checkpoint was saved in from there; those before it are not trained again."""
-    with _installed():
-        if _hooks.start is not None:
-            raise TpunbError("a fit cannot be resumed from two checkpoints", hint="remove one of the resume blocks")
-        _hooks.start, _hooks.resumed = start, start.resumed
-        try:
-            yield
-            guard.check()
-            if _hooks.start is not None:
-                if not _hooks.fits:
-                    raise TpunbError("nothing was resumed: the block called no fit", hint="call model.fit(...) in it")
-                calls, saved = plural(_hooks.fits, "time"), start.metadata["fit"] + 1
-                problem = f"nothing was resumed: the block called fit {calls}, and the checkpoint is of fit {saved}"
-                raise TpunbError(problem, hint="run the same cell as when it was saved")
-            start.resumed.compare_total(counts())
-        finally:
-            _hooks.start = _hooks.resumed = None
-
-
-@contextmanager
-def _installed() -> Iterator[None]:
-    """Install the hooks while the outermost block runs."""
-    if _hooks.users == 0:
-        _check_keras()
-        _hooks.fits, _hooks.steps, _hooks.ended = 0, 0, []
-        _install(_hooks.stack)
-    _hooks.users += 1
-    try:
-        yield
-    finally:
-        _hooks.users -= 1
-        if _hooks.users == 0:
-            _hooks.stack.close()
-            _hooks.watches_iterators = False
+    return not _block.is_other_thread
 
 
 def _install(stack: ExitStack) -> None:
@@ -173,20 +125,20 @@ def _is_jax() -> bool:
 
 def _watch_iterators() -> None:
     """Report iterators over ``tf.data`` to the fit, once the program has imported TensorFlow."""
-    if _hooks.watches_iterators or sys.modules.get("tensorflow") is None:
+    if _block.watches_iterators or sys.modules.get("tensorflow") is None:
         return
     from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
     def created(original: Callable[..., None]) -> Callable[..., None]:
         def create(iterator: Any, dataset: Any) -> None:
             original(iterator, dataset)
-            if (fit := _hooks.fit) is not None:
+            if (fit := _block.fit) is not None:
                 fit.guarded(fit.on_iterator, dataset, default=None)
 
         return create
 
-    _hooks.stack.enter_context(wrapped(OwnedIterator, "_create_iterator", created))
-    _hooks.watches_iterators = True
+    _block.stack.enter_context(wrapped(OwnedIterator, "_create_iterator", created))
+    _block.watches_iterators = True
 
 
 def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,29 +146,27 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if _hooks.fit is not None:
+        if _block.fit is not None:
             return _inner_call(original)(model, *args, **kwargs)
         bound = signature.bind(model, *args, **kwargs)
-        start, past = _hooks.start, None
         place, callbacks = place_of(user_frame()), _listed(bound.arguments.get("callbacks"))
-        if start is not None and _hooks.fits < start.number:
-            drawn = start.metadata["ended"][_hooks.fits]
-            past, start = EndedFit(drawn["iterators"], drawn["used"]), start.end(_hooks.fits)
-            guard.reached_s = guard.reached_s if start is None else start.metadata["time"]
+        (number, start, is_skipped), past = _block.begin(), None
+        if is_skipped and _block.start is not None:
+            drawn = _block.start.metadata["ended"][number]
+            past = EndedFit(drawn["iterators"], drawn["used"])
             bound.arguments["initial_epoch"] = bound.arguments.get("epochs", 1)
             bound.arguments["callbacks"] = None  # not called: some write files as a fit begins
             for callback in callbacks:
                 callback.set_model(model)
         elif start is not None:
-            _hooks.start, guard.reached_s = None, inf  # what its callbacks read as it begins is restored afterwards
+            guard.reached_s = inf  # what its callbacks read as it begins is restored afterwards
             bound.arguments["initial_epoch"] = start.metadata["epoch"]
         validation = bound.arguments.get("validation_data"), bound.arguments.get("validation_steps")
-        _hooks.thread = threading.get_ident()
+        _block.thread = threading.get_ident()
         _watch_iterators()
-        _hooks.fit = fit = (JaxFit if _is_jax() else Fit)(
-            model, _hooks.fits, () if past else tuple(_hooks.listeners), start, validation, past, tuple(_hooks.ended)
+        _block.fit = fit = (JaxFit if _is_jax() else Fit)(
+            model, number, () if past else tuple(_block.listeners), start, validation, past, tuple(_block.ended)
         )
-        _hooks.fits += 1
         ended, kept = EndedFit(), start.folder if past is not None and start is not None else None
         try:
             value = original(model, *bound.args[1:], **bound.kwargs)
@@ -226,20 +176,20 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
             ended = fit.guarded(fit.ended, default=ended)
             if past is None:
                 guard.resume_writes()
-                _hooks.steps = fit.steps
-                if _hooks.resumed is not None:
-                    _hooks.resumed.compare_end(fit.number, fit.steps)
+                _block.steps = fit.steps
+                if _block.resumed is not None:
+                    _block.resumed.compare_end(fit.number, fit.steps)
         finally:
             fit.guarded(_end, fit, place, kept, default=None)  # of an interrupted one, too: the program may continue
-            _hooks.fit = None
-            _hooks.ended.append(ended)
+            _block.fit = None
+            _block.ended.append(ended)
         return value
 
     return fit
 
 
 def _end(fit: Fit, place: str, kept: Path | None) -> None:
-    for listener in _hooks.listeners:
+    for listener in _block.listeners:
         listener.on_end(fit, place, kept=kept)
 
 
@@ -252,13 +202,13 @@ def _listed(callbacks: Any) -> list[Any]:
 def _inner_call(original: Callable[..., Any]) -> Callable[..., Any]:
     def method(model: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if _hooks.is_other_thread:
+        if _block.is_other_thread:
             return original(model, *args, **kwargs)
-        _hooks.depth += 1
+        _block.depth += 1
         try:
             return original(model, *args, **kwargs)
         finally:
-            _hooks.depth -= 1
+            _block.depth -= 1
 
     return method
 
@@ -268,10 +218,10 @@ def _event(handle: Callable[..., None], *, after: bool = True) -> Callable[..., 
 
     def hook(original: Callable[..., None]) -> Callable[..., None]:
         def method(*args: Any, **kwargs: Any) -> None:
-            if not after and (fit := _hooks.training):
+            if not after and (fit := _block.training):
                 fit.guarded(partial(handle, fit), *args, default=None)
             original(*args, **kwargs)
-            if after and (fit := _hooks.training):
+            if after and (fit := _block.training):
                 fit.guarded(partial(handle, fit), *args, default=None)
 
         return method
@@ -281,8 +231,8 @@ def _event(handle: Callable[..., None], *, after: bool = True) -> Callable[..., 
 
 def _enumerate(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
     def turns(epochs: Any) -> Iterator[Any]:
-        fit = _hooks.training
-        inner = None if _hooks.depth != 1 or _hooks.is_other_thread else _hooks.fit
+        fit = _block.training
+        inner = None if _block.depth != 1 or _block.is_other_thread else _block.fit
         if inner is not None and not inner.failed and epochs is getattr(inner.model, "_eval_epoch_iterator", None):
             return inner.validation_turns(epochs, original)
         if fit is None or fit.failed or fit.data.epochs is not epochs:  # the last: Keras builds the model on JAX

@@ -337,10 +337,8 @@ def _walk(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
 
 
 def _names(part: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield names in the functions that make items, and in those of the same class or module that they call.
-
-    Each is with what it means in its module or as a method of the class. PyTorch's own functions are not read.
-    """
+    """Yield names, with their meaning, in a part's functions and those that they call in its class or module."""
+    # PyTorch's own functions are not read
     kind = type(part)
     functions: list[Any] = (
         [part] if isinstance(part, FunctionType) else [getattr(kind, name, None) for name in _ENTRIES]

@@ -318,10 +318,7 @@ def _accesses(code: CodeType) -> Iterator[tuple[int, tuple[str, str]]]:
 
 @lru_cache(256)
 def _names_needed(code: CodeType, at: int) -> tuple[frozenset[str] | None, bool]:
-    """Return the variables that are read after the loop at a place in the code, or in it before they are assigned.
-
-    None if no ``for`` draws the batches there. Second, whether it is that of a comprehension.
-    """
+    """Return what is read after a loop, or in it before it is set (None: no `for`), and if a comprehension loops."""
     instructions = [*dis.get_instructions(code)]
     head = [each for each in instructions if each.offset <= at][-1]
     if head.opname != "FOR_ITER":

@@ -108,6 +108,9 @@ class Online:
     def on_end(self, fit: Fit, place: str, *, kept: Path | None = None) -> None:
         """Do nothing: a later fit ends the tuning of this one."""
 
+    def note_total(self, kind: str, counts: dict[str, int]) -> None:
+        """Do nothing: tuning ends with its own block."""
+
     def on_step(self, fit: Fit, *, repeated: bool) -> None:
         """Tune the fit, if it is time."""
         self.timer.record(fit.steps, within_epoch=fit.step_in_epoch > 0)

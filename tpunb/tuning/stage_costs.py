@@ -153,10 +153,7 @@ def _measured(dataset: Any, needed: int) -> tuple[float, float]:
 
 
 def _of_grain(pipeline: GrainPipeline) -> tuple[StageCost, ...]:
-    """Return the cost of each read, then of the stages after reading; each stage is timed within the same batches.
-
-    Stages whose batches only the program's worker processes make have no costs.
-    """
+    """Return the cost of each read, then of later stages, timed in the same batches; none if processes make them."""
     if any(each.kind is Kind.PROCESSES and each.current and not each.domain for each in pipeline.parameters):
         return ()
     dataset, meters = pipeline.metered()

@@ -101,7 +101,6 @@ def _in_fit(saving: Saving) -> Iterator[None]:
     if "keras" in sys.modules or (not has_other and find_spec("keras") and find_spec("tensorflow")):
         with keras_hooks.listening(saving):
             yield
-            saving.note_total("fit", keras_hooks.counts())
         return
     yield
     if "keras" in sys.modules and not saving.saved:

@@ -20,15 +20,15 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tpunb.checkpoint.resume.block import Block
 from tpunb.checkpoint.resume.custom_loops import array_trees, nnx_arrays, read_parts, torch_parts, write_parts
 from tpunb.checkpoint.resume.loop_data import LoopData, loop_data
 from tpunb.errors import warn_user, wrong_type
 from tpunb.signals import spending
-from tpunb.text import format_error, plural
+from tpunb.text import format_error
 from tpunb.training import seeds, snapshot, torch_state
+from tpunb.training.block import Block
 from tpunb.training.files import guard
-from tpunb.training.fingerprints import Diverged, Fingerprints, Resumed, of_arrays
+from tpunb.training.fingerprints import Diverged, Fingerprints, of_arrays
 from tpunb.training.fit_start import FitStart
 from tpunb.training.program import place_of, user_frame
 from tpunb.training.state import DATA, RANDOM, STATE_PARTS, arrays, assign, direct_variables, is_from, to_numpy
@@ -48,28 +48,15 @@ _UNCHANGED = "the arrays of state are those that the loop began with (assign sta
 class _Block(Block):
     """The loops of the outermost block."""
 
-    noun = kind = "loop"
+    kind, call = "loop", "batches(data, state=)"
 
     def __init__(self) -> None:
         super().__init__()
-        self._hook: Any = None
         self.leave()
 
-    def enter(self) -> None:
-        if self.users == 0:
-            self.leave()
-
-    def missed(self, start: FitStart) -> str:
-        calls, saved = plural(self.calls, "time"), start.metadata["loop"] + 1
-        called = f"nothing was resumed: batches(data, state=) was called {calls}"
-        return f"{called}, and the checkpoint is of call {saved}"
-
     def leave(self) -> None:
-        self.calls = self.steps = 0
         self.optimizers = weakref.WeakSet[Any]()  # of PyTorch that took a step
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        self._follows_optimizers = False
         self.seeds: list[list[Any]] = []  # of each dataset that was first read in the block
         self.saved_seeds: list[list[Any]] = []  # in the run that is resumed
         self.shared = deque[LoopData](maxlen=4)  # data that several calls may read
@@ -83,8 +70,10 @@ class _Block(Block):
 
     def follow_optimizers(self) -> None:
         """Note the optimizers of PyTorch that take a step, until the block ends."""
-        if self._hook is None and (module := sys.modules.get("torch.optim.optimizer")) is not None:
-            self._hook = module.register_optimizer_step_post_hook(lambda each, *_: self.optimizers.add(each))
+        if not self._follows_optimizers and (module := sys.modules.get("torch.optim.optimizer")) is not None:
+            hook = module.register_optimizer_step_post_hook(lambda each, *_: self.optimizers.add(each))
+            self.stack.callback(hook.remove)
+            self._follows_optimizers = True
 
     def data_of(self, data: Any) -> LoopData:
         """Return the data of a call, which share the orders of shuffles with earlier calls over the same object."""
@@ -126,8 +115,7 @@ class Loop(Iterator[T], Generic[T]):
     unsaved_beside = varying = ""
 
     def __init__(self, data: Iterable[T], state: dict[str, Any]) -> None:
-        self.state, self.number = state, _block.calls
-        _block.calls += 1
+        self.state = state
         self.step_in_epoch, self._is_open, self._has_failed, self._is_past = 0, False, False, False
         self._variables, self._resumed_variables = LoopVariables(state), dict[str, Any]()
         self._is_begun = self._is_over = False  # whether it was asked for a batch, and has ended
@@ -138,21 +126,21 @@ class Loop(Iterator[T], Generic[T]):
         _block.optimizers.clear()  # those that take a step in this loop
         _block.follow_optimizers()
         if _block.fingerprints is None:
-            _block.fingerprints = Fingerprints(None if _block.start is None else _block.start.resumed)
+            _block.fingerprints = Fingerprints(_block.resumed)
         self.fingerprints = _block.fingerprints
-        self.data, start = _block.data_of(data), _block.start
-        self._resumed: Resumed | None = None if start is None else start.resumed
-        if start is not None and self.number < start.number:
+        self.data = _block.data_of(data)
+        self._resumed = None if _block.start is None else _block.resumed
+        self.number, start, is_skipped = _block.begin()
+        if is_skipped:
             guard.check()
-            if (end := start.end(self.number)) is None:
+            if start is None:
                 self.data.skip()
             else:
-                self._restore(end)
-                self._skipped, guard.reached_s = end.folder, end.metadata["time"]
+                self._restore(start)
+                self._skipped = start.folder
             self._is_past = True
             return
         if start is not None:
-            _block.start = None
             self._restore(start)
         else:
             self._begin()

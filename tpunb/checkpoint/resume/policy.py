@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tpunb import signals
 from tpunb.checkpoint.catalog import Checkpoint
@@ -18,56 +18,14 @@ from tpunb.checkpoint.formats import native
 from tpunb.errors import library_warnings_ignored, warn_user
 from tpunb.text import format_error, plain, plural
 from tpunb.training import seeds
-from tpunb.training.fingerprints import Fingerprints
 from tpunb.training.fit_start import ENDS, TOTAL
-from tpunb.training.positions import Positions
 
+if TYPE_CHECKING:
+    from tpunb.checkpoint.resume.loops import Loop
+    from tpunb.checkpoint.resume.trainers import Run
+    from tpunb.training.fit_state import Fit
 
-class _Data(Protocol):
-    """Data of a training."""
-
-    @property
-    def reason(self) -> str:
-        """Why the position in them cannot be saved, or ""."""
-
-    @property
-    def positions(self) -> Positions:
-        """Positions that were written."""
-
-
-class Training(Protocol):
-    """A fit or a custom loop that can be saved."""
-
-    @property
-    def data(self) -> _Data:
-        """Its data."""
-
-    @property
-    def number(self) -> int:
-        """Number of trainings of its kind before it in the block."""
-
-    @property
-    def steps(self) -> int:
-        """Number of steps taken."""
-
-    @property
-    def step_in_epoch(self) -> int:
-        """Number of steps in the epoch; 0 at its end."""
-
-    @property
-    def fingerprints(self) -> Fingerprints:
-        """Fingerprints of its steps."""
-
-    @property
-    def unsaved_beside(self) -> str:
-        """Sentence that names state beside the data that cannot be saved, or ""."""
-
-    @property
-    def varying(self) -> str:
-        """Sentence that says why results of validation, which do not matter to the training, may differ, or ""."""
-
-    def write(self, folder: Path) -> dict[str, Any]:
-        """Write everything that the next step depends on; return its metadata."""
+    Training: TypeAlias = Fit | Loop[Any] | Run
 
 
 class Saving:

@@ -19,15 +19,15 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any, TypeVar
 
-from tpunb.checkpoint.resume.block import Block
 from tpunb.checkpoint.resume.loop_data import continue_pass
 from tpunb.checkpoint.resume.policy import Saving
 from tpunb.errors import TpunbError, brief, warn_user
-from tpunb.text import format_error, plural
+from tpunb.text import format_error
 from tpunb.torchdata.position import AHEAD, LoaderPass
 from tpunb.training import seeds, torch_state
+from tpunb.training.block import Block
 from tpunb.training.files import guard
-from tpunb.training.fingerprints import Diverged, Fingerprints, Resumed, of_arrays
+from tpunb.training.fingerprints import Diverged, Fingerprints, of_arrays
 from tpunb.training.fit_start import FitStart
 from tpunb.training.patching import around, replaced, wrapped
 from tpunb.training.positions import Positions
@@ -367,28 +367,19 @@ class _Lightning(Run):
 class _Block(Block):
     """The trainings of the outermost block."""
 
-    noun, kind = "training", "trainer"
+    kind, call = "trainer", "train or fit"
 
     def __init__(self) -> None:
         super().__init__()
-        self.resumed: Resumed | None = None
         self.thread = 0
         self.run: Run | None = None
-        self.stack = ExitStack()
         self.modules, self.unsupported = set[str](), set[str]()  # with hooks, and without
 
     def enter(self) -> None:
-        if self.users == 0:
-            self.calls, self.steps, self.resumed = 0, 0, None
         _install()
 
     def leave(self) -> None:
-        self.stack.close()
         self.modules, self.unsupported = set(), set()
-
-    def missed(self, start: FitStart) -> str:
-        calls, saved = plural(self.calls, "training"), start.metadata["call"] + 1
-        return f"nothing was resumed: the block had {calls}, and the checkpoint is of training {saved}"
 
 
 _block = _Block()
@@ -462,15 +453,9 @@ def _call(kind: type[Run], given: Callable[..., dict[str, Any]]) -> Callable[...
         __tracebackhide__ = True
         if _block.run is not None:
             return original(trainer, *args, **kwargs)
-        start, number, place = _block.start, _block.calls, place_of(user_frame())
-        _block.calls += 1
-        is_skipped = start is not None and number < start.number
-        if start is not None and is_skipped:
-            if (start := start.end(number)) is None:
-                return None
-            guard.reached_s = start.metadata["time"]
-        elif start is not None:
-            _block.start, _block.resumed = None, start.resumed
+        place, (number, start, is_skipped) = place_of(user_frame()), _block.begin()
+        if is_skipped and start is None:
+            return None
         bound = signature(original).bind(trainer, *args, **kwargs)
         if start is not None:
             bound.arguments |= given(original, start)

@@ -190,10 +190,8 @@ def _number(events: list[_Event], *keys: str) -> float | None:
 
 
 def _blocks(events: list[_Event]) -> tuple[float | None, float | None]:
-    """Return the usual length of blocks in epochs or tokens, and the median seconds from their start to the next.
-
-    A block may be evaluated while the next is trained; the first, which includes the warm-up, is left out.
-    """
+    """Return the usual length of blocks in epochs or tokens, and the median seconds from their start to the next."""
+    # a block may be evaluated while the next is trained; the first, which includes the warm-up, is left out
     starts = {e.s if e.part is None else e.part: e for e in reversed(events) if e.key == "block_start"}
     ordered = sorted(starts.values(), key=lambda event: event.s)
     pairs = [(_float(a.about.get("epoch_count")), b.s - a.s) for a, b in pairwise(ordered) if b.s > a.s]
