@@ -3,8 +3,8 @@
 ``python benchmarks/launchers.py [--quick] [--launches "torchrun 1,MPI",...] [--slow NAME,...] [--pairs N]``: unchanged
 programs of ``benchmarks/programs/launched`` run as each launcher's documentation starts them, plainly and under ``tpunb
 run -o RUN --``. Each process that trains writes its steps to a file of its own. Launchers that are not installed are
-left out; SLURM's and MPI's are stand-ins that set their variables. ``--quick`` runs six launches, one job with a slow
-rank, and one pair of 100 ms steps. The last line is one JSON object; all but the last two are counts, right of tried:
+left out; SLURM's and MPI's are stand-ins that set their variables. ``--quick`` runs six launches and a job with a slow
+rank, two at a time, without the overhead. The last line is one JSON object; most are counts, right of tried:
 
 ``processes``
     The processes that trained have a run each, and no other process has one.
@@ -40,6 +40,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -47,10 +48,11 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))  # if this file is not run by its name
 
+import polars as pl
 from programs.launched.truth import FOLDER
 
 import tpunb as tp
-from tpunb.errors import TpunbError
+from tpunb.errors import NoSteps, TpunbError
 
 PROGRAMS = Path(__file__).parent / "programs" / "launched"
 LIMIT_S = 240  # of a launch
@@ -61,7 +63,8 @@ class Launch(NamedTuple):
 
     command: str  # with {programs}, {port}, and {capture} where the command is not captured as a whole
     job: str = "run"  # what is trained: "run", "ranks", "attempts" or "runs"
-    processes: int = 1
+    processes: int = 1  # that train
+    runs: int = 1  # or attempts
     needs: tuple[str, ...] = ("torch",)  # packages, or programs on the path
     prints_times: bool = False
 
@@ -83,29 +86,30 @@ _LOOP = "python {programs}/torch_loop.py"
 LAUNCHES = {
     "torchrun 1": Launch(f"{_TORCHRUN} 1 {{programs}}/torch_loop.py"),
     "torchrun 2": Launch(f"{_TORCHRUN} 2 {{programs}}/torch_loop.py", "ranks", 2),
-    "torchrun restart": Launch(
-        f"{_TORCHRUN} 2 --max-restarts 1 {{programs}}/torch_loop.py --fail 1", "attempts", 4, ("torch",)
+    "torchrun restart": Launch(  # with a store for each attempt: gloo connects to addresses of the last one otherwise
+        f"env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 {_TORCHRUN} 2 --max-restarts 1 {{programs}}/torch_loop.py --fail 1",
+        *("attempts", 4, 2),
     ),
-    "accelerate 1": Launch(f"{_ACCELERATE} --cpu --num_processes 1 {{programs}}/accelerate_loop.py"),
-    "accelerate 2": Launch(f"{_ACCELERATE} --multi_gpu --num_processes 2 {{programs}}/accelerate_loop.py", "ranks", 2),
+    "accelerate 1": Launch(
+        f"{_ACCELERATE} --cpu --num_processes 1 {{programs}}/accelerate_loop.py", needs=("accelerate",)
+    ),
+    "accelerate 2": Launch(
+        f"{_ACCELERATE} --multi_gpu --num_processes 2 {{programs}}/accelerate_loop.py",
+        *("ranks", 2, 1, ("accelerate",)),
+    ),
     "deepspeed": Launch(
         "deepspeed --num_accelerators 2 --master_port {port} {programs}/deepspeed_loop.py",
-        *("ranks", 2, ("deepspeed",), True),
+        *("ranks", 2, 1, ("deepspeed",), True),
     ),
-    "Lightning": Launch("python {programs}/lightning_fit.py", "ranks", 2, ("lightning",)),
-    "torchrun Lightning": Launch(f"{_TORCHRUN} 2 {{programs}}/lightning_fit.py", "ranks", 2, ("lightning",)),
+    "Lightning": Launch("python {programs}/lightning_fit.py", "ranks", 2, 1, ("lightning",)),
+    "torchrun Lightning": Launch(f"{_TORCHRUN} 2 {{programs}}/lightning_fit.py", "ranks", 2, 1, ("lightning",)),
     "mp.spawn": Launch(f"{_START} torch", "ranks", 2),
     "mp.Process fork": Launch(f"{_START} fork", "ranks", 2),
     "mp.Process spawn": Launch(f"{_START} spawn", "ranks", 2),
     "mp.Process forkserver": Launch(f"{_START} forkserver", "ranks", 2),
-    "Ray Train": Launch("python {programs}/ray_train.py", "ranks", 2, ("ray",), True),
-    "Ray Tune": Launch("python {programs}/ray_tune.py", "runs", 2, ("ray",), True),
-    "jax.distributed": Launch(
-        _EACH.format("python {programs}/jax_loop.py $i 2 {port}"), "ranks", 2, ("jax",), prints_times=False
-    ),
-    "MaxText": Launch(
-        _EACH.format("python -m maxtext.trainers.pre_train.train {programs}/maxtext.yml"), "ranks", 2, ("maxtext",)
-    ),
+    "Ray Train": Launch("python {programs}/ray_train.py", "ranks", 2, 1, ("ray",), True),
+    "Ray Tune": Launch("python {programs}/ray_tune.py", "runs", 2, 2, ("ray",), True),
+    "jax.distributed": Launch(_EACH.format("python {programs}/jax_loop.py $i 2 {port}"), "ranks", 2, 1, ("jax",)),
     "SLURM": Launch(_EACH.format(f"{_SLURM} {_LOOP}"), "ranks", 2),
     "SLURM srun tpunb run": Launch(_EACH.format(f"{_SLURM} {{capture}} {_LOOP}"), "ranks", 2),
     "MPI": Launch(_EACH.format(f"{_MPI} {_LOOP}"), "ranks", 2),
@@ -114,7 +118,7 @@ LAUNCHES = {
     "papermill": Launch("papermill --kernel python3 plain_loop.ipynb out.ipynb", needs=("torch", "papermill")),
     "jupyter execute": Launch("jupyter execute plain_loop.ipynb", needs=("torch", "nbclient")),
     "Hydra multirun": Launch(
-        "python {programs}/search.py -m +lr=0.01,0.001,0.0001", "runs", 3, ("torch", "hydra"), prints_times=True
+        "python {programs}/search.py -m +lr=0.01,0.001,0.0001", "runs", 1, 3, ("torch", "hydra"), True
     ),
     "Optuna": Launch("python {programs}/search.py optuna", needs=("torch", "optuna")),
     "make": Launch("make -f {programs}/Makefile train", needs=("torch", "make")),
@@ -240,12 +244,13 @@ def recorded(outcome: Outcome) -> dict[Path, int]:
     return {file.parent: json.loads(file.read_text())["process"] for file in files}
 
 
-def steps(run: Path) -> int:
-    """Return the number of training steps of a run."""
+def steps(run: Path | tp.Profile) -> dict[str, int]:
+    """Return the number of training steps of each host of a run; of several trainings, those of all."""
     try:
-        return tp.steps(run).frame.filter(kind="train").height
-    except TpunbError:
-        return 0
+        found = tp.steps(run).frame.filter(pl.col("kind").str.starts_with("train"))
+    except NoSteps:
+        return {}
+    return dict(found.group_by("host").len().iter_rows())
 
 
 def wrong_processes(outcome: Outcome) -> str:
@@ -262,30 +267,29 @@ def wrong_steps(outcome: Outcome) -> str:
     """Return what is wrong with the steps of processes that trained."""
     found = Counter[int]()
     for run, process in recorded(outcome).items():
-        found[process] += steps(run)
+        found[process] += sum(steps(run).values())
     wrong = [each for each in outcome.trained if not each.allows(found[each.process])]
     return "; ".join(f"rank {each.rank}: {found[each.process]} of {each.steps} steps" for each in wrong)
 
 
-def wrong_job(outcome: Outcome, job: str, processes: int) -> str:
+def wrong_job(outcome: Outcome, job: str, runs: int) -> str:
     """Return what is wrong with the runs as they are loaded together."""
     try:
         if job == "attempts":
             count = tp.job(outcome.run).attempts.height
-            return f"{count} attempts" if count != 2 else ""
+            return f"{count} of {runs} attempts" if count != runs else ""
         if job == "runs":
             count = len([run for run in recorded(outcome) if run.is_relative_to(outcome.run) and steps(run)])
-            return f"{count} of {processes} runs" if count != processes else ""
-        found = tp.steps(tp.load(outcome.run)).frame.filter(kind="train")
+            return f"{count} of {runs} runs" if count != runs else ""
+        by_host = steps(tp.load(outcome.run))
     except TpunbError as error:
         return str(error)
-    by_host = dict(found.group_by("host").len().iter_rows())
     if job == "run":
         elsewhere = [run for run in recorded(outcome) if run != outcome.run]
         return f"{len(elsewhere)} runs elsewhere" if elsewhere else f"{len(by_host)} hosts" if len(by_host) != 1 else ""
-    by_rank = {rank_of(host): count for host, count in by_host.items()}
-    truth = {each.rank for each in outcome.trained}
-    return f"hosts {', '.join(map(str, by_host))}" if by_rank.keys() != truth or len(by_host) != processes else ""
+    truth = {each.rank: each.steps for each in outcome.trained}
+    is_right = len(by_host) == len(truth) and {rank_of(host): count for host, count in by_host.items()} == truth
+    return "" if is_right else f"steps by host {by_host}"
 
 
 def rank_of(host: str) -> int | None:
@@ -313,23 +317,19 @@ def compared(name: str, folder: Path) -> dict[str, bool]:
     wrong = {
         "processes": wrong_processes(outcome),
         "steps": wrong_steps(outcome),
-        "job": wrong_job(outcome, it.job, it.processes),
+        "job": wrong_job(outcome, it.job, it.runs),
         "codes": _wrong_codes(plain, outcome, prints_times=it.prints_times),
     }
-    for each in (plain, outcome):
-        if len(each.trained) != (1 if name == "Hydra multirun" else it.processes):
-            wrong["codes"] = f"{len(each.trained)} processes trained: {each.messages[-300:]}"
-    marks = "  ".join(f"{measure} {'no ' if text else 'yes'}" for measure, text in wrong.items())
+    counts = [len(each.trained) for each in (plain, outcome)]
+    if counts != [it.processes] * 2:  # without which nothing else is right
+        wrong["processes"] = f"{counts[0]} processes trained, {counts[1]} captured: {outcome.messages[-300:]}"
     alarms = slow_ranks(outcome) if it.job == "ranks" else []
-    print(f"{name:22} {marks}  {plain.seconds:5.1f} s, captured {outcome.seconds:5.1f} s", flush=True)
-    for measure, text in wrong.items():
-        if text:
-            print(f"    {measure}: {text}")
-    if alarms:
-        print(f"    rank {alarms} is named as slow")
-    print(
-        *(f"    {line}" for line in outcome.messages.splitlines() if line.startswith("tpunb: ")), sep="\n", flush=True
-    )
+    marks = "  ".join(f"{measure} {'no ' if text else 'yes'}" for measure, text in wrong.items())
+    lines = [f"{name:22} {marks}  {plain.seconds:5.1f} s, captured {outcome.seconds:5.1f} s"]
+    lines += [f"    {measure}: {text}" for measure, text in wrong.items() if text]
+    lines += [f"    named as slow: rank {rank}" for rank in alarms]
+    lines += [f"    {line}" for line in outcome.messages.splitlines() if line.startswith("tpunb: ")]
+    print("\n".join(lines), flush=True)
     return {measure: not text for measure, text in wrong.items()} | {"alarm": bool(alarms)}
 
 
@@ -375,6 +375,10 @@ def overhead(ranks: int, pairs: int, steps: int, folder: Path) -> float:
     return statistics.median(ratios)
 
 
+def _file_name(name: str) -> str:
+    return re.sub(r"\W+", "-", name)
+
+
 def main() -> None:
     """Print the table, and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -387,19 +391,21 @@ def main() -> None:
     names = options.launches.split(",") if options.launches is not None else QUICK if options.quick else [*LAUNCHES]
     slow = options.slow.split(";") if options.slow is not None else [*SLOW][: 1 if options.quick else None]
     left_out = {name: ", ".join(LAUNCHES[name].missing) for name in names if name and LAUNCHES[name].missing}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+    tried = [name for name in names if name and name not in left_out]
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary,
+        ThreadPoolExecutor(2 if options.quick else 1) as pool,
+    ):
         top = options.folder or Path(temporary)
-        rows = [compared(name, top / name) for name in names if name and name not in left_out]
-        named = [names_slow(name, top / name) for name in slow if name]
-        sizes = (1,) if options.quick else (1, 2)
-        pairs = 1 if options.quick else options.pairs
-        ratios = [
-            overhead(ranks, pairs, 20 if options.quick else 100, top / f"overhead {ranks}") for ranks in sizes if pairs
-        ]
+        measured = pool.map(lambda name: compared(name, top / _file_name(name)), tried)
+        judged = pool.map(lambda name: names_slow(name, top / _file_name(name)), filter(None, slow))
+        rows, named = [*measured], [*judged]
+        pairs = 0 if options.quick else options.pairs
+        ratios = [overhead(ranks, pairs, 100, top / f"overhead-{ranks}") for ranks in (1, 2) if pairs]
     for name, packages in left_out.items():
         print(f"left out: {name}, as {packages} is not installed")
     if options.quick:
-        print(f"left out: {', '.join(name for name in LAUNCHES if name not in names)}")
+        print(f"left out: overhead; {', '.join(name for name in LAUNCHES if name not in names)}")
     last: dict[str, Any] = {}
     for measure in ("processes", "steps", "job", "codes"):
         last[measure] = f"{sum(row[measure] for row in rows)} of {len(rows)}"
