@@ -27,7 +27,7 @@ def training(rank: int = 0) -> Iterator[Callable[[], None]]:
         write(process=process, rank=rank)
         begin_s, error = time.perf_counter(), ""
         try:
-            yield lambda: write(end_s=time.perf_counter() - begin_s)
+            yield lambda: write(end_s=time.perf_counter() - begin_s, cpu_s=time.process_time())
         except BaseException as failure:
             error = repr(failure)
             raise
