@@ -178,7 +178,8 @@ class Outcome(NamedTuple):
 
     def characters(self, *, prints_times: bool) -> Counter[str]:
         """Return how often the output has each character: concurrent processes write in any order."""
-        return Counter(re.sub(r"\d+", "", self.output) if prints_times else self.output)
+        text = self.output.replace(str(self.folder), "")
+        return Counter(re.sub(r"\d+", "", text) if prints_times else text)
 
 
 def launch(command: str, folder: Path, *, captured: bool) -> Outcome:
