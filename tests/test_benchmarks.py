@@ -359,6 +359,21 @@ def test_the_quick_benchmark_of_reports_ends_in_its_figures_and_omissions():
     assert "left out: " in said
 
 
+# -- what is recorded of launched trainings ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_quick_benchmark_of_launchers_ends_in_its_counts_and_omissions():
+    pytest.importorskip("jax")
+    pytest.importorskip("torch")
+    said, last = quick("launchers.py")
+    counts = ["processes", "steps", "job", "codes"]
+    assert list(last) == [*counts, "slow_rank", "false_alarms", "overhead", "overhead_cpu"]
+    assert all(last[measure].endswith(" of 6") for measure in counts)
+    assert last["overhead"] is None
+    assert "left out: overhead; torchrun restart, " in said
+
+
 # -- how exactly and how fast the work of programs is counted ----------------------------------------------------------
 
 
