@@ -792,7 +792,7 @@ LOAD = frame(
     "One row per second of a run.",
     host=_HOST,
     start_ps=_START,
-    cpu=Column(_FLOAT, "Share of all processors of the machine that the process uses, 0 to 1."),
+    cpu=Column(_FLOAT, "Share of all processors of the machine that the processes of the job use, 0 to 1."),
     machine_cpu=Column(_FLOAT, "Share of all processors of the machine in use, 0 to 1."),
     rss_bytes=Column(_INT, "Resident memory of the process in bytes."),
 )

@@ -12,7 +12,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.frames.op_matrix import Floats, Ints, factorize
-from tpunb.frames.steps import HostTables
+from tpunb.frames.steps import HostTables, trained
 from tpunb.step_stats.collectives import replica_groups
 from tpunb.text import cut
 
@@ -68,7 +68,8 @@ class Barriers:
 def find_barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
     """Return the collectives of the steps in `frame`, or without any, their waits by the clock, or else their ends.
 
-    ``waited_ps``, if `frame` has it, are these waits, of which all hosts are one group. Point-to-point transfers are left out: nobody else waits for them. If program ids differ, hosts number them apart.
+    ``waited_ps``, if `frame` has it, are these waits, of all hosts for each other. Point-to-point transfers are left
+    out: nobody else waits for them. If program ids differ, hosts number them apart.
     """
     runs, by = _runs(tables, frame)
     names, lost = _in_order({*frame["host"].unique()}), {re.sub(_FILE, "", name) for name in tables.lost["what"]}
@@ -122,6 +123,12 @@ def _runs(tables: HostTables, frame: pl.DataFrame) -> tuple[pl.DataFrame, str]:
         wait_ps, start_ps, by = pl.col("waited_ps"), start_ps + pl.col("dur_ps") - pl.col("waited_ps"), WAITS
     runs = frame.select("host", "step", *absent, start_ps=start_ps, instance=1, dur_ps=wait_ps)
     return schema.check(runs, schema.HOST_COLLECTIVES, "collectives"), by
+
+
+def aligned(frame: pl.DataFrame) -> pl.Expr:
+    """Return the number by which the steps of hosts are one: of training steps alone where only some evaluate."""
+    kinds = frame.group_by("step").agg(pl.col("kind").n_unique())["kind"]
+    return trained() if (kinds > 1).any() else pl.col("step")
 
 
 def _in_order(names: set[str]) -> list[str]:

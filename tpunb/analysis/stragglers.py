@@ -15,7 +15,8 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis import batch_means
-from tpunb.analysis.barriers import WAITS, Barriers, clocks, find_barriers, median
+from tpunb.analysis.account_segments import PEERS
+from tpunb.analysis.barriers import WAITS, Barriers, aligned, clocks, find_barriers, median
 from tpunb.analysis.pipeline import Replay, obstacle, replay
 from tpunb.analysis.run import Run, loaded, steps
 from tpunb.errors import NoSteps
@@ -23,12 +24,11 @@ from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.conversion import Tabular
 from tpunb.frames.op_matrix import Bools, Floats, Ints
-from tpunb.frames.steps import HostTables, WallClock, trained
+from tpunb.frames.steps import HostTables, WallClock
 from tpunb.step_stats import op_names
 from tpunb.step_stats.merge_hosts import host_tables, of_job
 from tpunb.text import cut, duration, percent, plain, plural
 
-PEERS = "waiting for other ranks"
 _MOST_NAMED = 4  # hosts in a sentence
 
 
@@ -169,8 +169,9 @@ def hosts(run: Run) -> Hosts:
     others explain: spacings of the largest values, times their rank, have one exponential distribution [1]_; or if a
     host costs more than the others in one step after the other, by the means of batches of steps, and 5 % of step time.
     Without collectives of devices, ranks that wait on the host are judged by what they do not compute in backward
-    passes and collectives; else arrival is the end of the step. A job with pipeline parallelism (`Steps.pipeline`) is replayed with
-    operations of typical length instead, after [2]_: ``what_if`` has its slowdown by operation, worker and stage.
+    passes and collectives; else arrival is the end of the step. A job with pipeline parallelism (`Steps.pipeline`) is
+    replayed with operations of typical length instead, after [2]_: ``what_if`` has its slowdown by operation, worker
+    and stage.
 
     Parameters
     ----------
@@ -191,6 +192,12 @@ def hosts(run: Run) -> Hosts:
     .. [2] J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025, Eq. 1-5.
     """
     return _hosts(steps(loaded(run, "hosts")))
+
+
+def slow_ranks(steps: Steps) -> Hosts | None:
+    """Return `hosts` of ranks whose clocks recorded their waits for each other; None for other runs."""
+    waited = steps.frame.filter(pl.col("peers_ps") > 0)["host"]
+    return _hosts(steps) if waited.len() and steps.frame["host"].n_unique() > 1 else None
 
 
 @memoised
@@ -351,15 +358,18 @@ def _waits(frame: pl.DataFrame, wall: WallClock | None) -> pl.DataFrame:
         spans = wall.spans.filter(pl.col("account") == PEERS).sort("start_ps")
         ends = frame.select("host", "step", "start_ps", until_ps=pl.col("start_ps") + pl.col("dur_ps")).sort("start_ps")
         after = spans.join_asof(ends, on="start_ps", by="host", check_sortedness=False)
-        after = after.filter(pl.col("start_ps") >= pl.col("until_ps")).group_by("host", "step").agg(pl.col("dur_ps").sum())
+        after = (
+            after.filter(pl.col("start_ps") >= pl.col("until_ps")).group_by("host", "step").agg(pl.col("dur_ps").sum())
+        )
         frame = frame.join(after, on=["host", "step"], how="left", suffix="_between", maintain_order="left")
         frame = frame.with_columns(pl.col("waited_ps") + pl.col("dur_ps_between").fill_null(0)).drop("dur_ps_between")
-    if (frame.group_by("step").agg(pl.col("kind").n_unique())["kind"] > 1).any():
-        frame = frame.with_columns(step=trained()).filter(kind="train")
-    return frame
+    numbered = frame.with_columns(step=aligned(frame))
+    return numbered if numbered["step"].equals(frame["step"]) else numbered.filter(kind="train")
 
 
-def _places(wall: WallClock | None, frame: pl.DataFrame, late: Floats, barriers: Barriers, named: Ints) -> dict[str, str]:
+def _places(
+    wall: WallClock | None, frame: pl.DataFrame, late: Floats, barriers: Barriers, named: Ints
+) -> dict[str, str]:
     """Return the place in the program where each of some hosts is more often than the mean of the others."""
     places = dict[str, str]()
     if wall is None or len(named) == len(barriers.hosts) or not len(named):
@@ -371,13 +381,12 @@ def _places(wall: WallClock | None, frame: pl.DataFrame, late: Floats, barriers:
     sampled, others = samples["host"].n_unique(), pl.col("share").sum().over("place")
     usual = (others - pl.col("share")) / max(sampled - 1, 1)
     shares = shares.with_columns(more=pl.col("share") - usual).sort("more", "place", descending=[True, False])
-    for host in named.tolist() if sampled > 1 else []:
-        of_host = shares.filter(pl.col("n") >= _FEWEST_SAMPLES, host=barriers.hosts[host]).head(1)
-        places |= {
-            barriers.hosts[host]: place
-            for place, more in of_host.select("place", "more").iter_rows()
-            if more * (high - low) >= _AT_PLACE * late[host]
-        }
+    for number in named.tolist() if sampled > 1 else []:
+        host = barriers.hosts[number]
+        most = shares.filter(pl.col("n") >= _FEWEST_SAMPLES, host=host).select("place", "more").head(1)
+        for place, more in most.iter_rows():
+            if more * (high - low) >= _AT_PLACE * late[number]:
+                places[host] = place
     return places
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from tpunb.analysis.account_segments import COMPUTING, INSIDE_STEPS, OTHERS
-from tpunb.analysis.advice import ACCOUNT_RULES, RULES, advise
+from tpunb.analysis.account_segments import COMPUTING, INSIDE_STEPS, OTHERS, PEERS
+from tpunb.analysis.advice import ACCOUNT_RULES, HOST_RULES, RULES, advise
 from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
 from tpunb.analysis.metrics import IMPORTS
+from tpunb.analysis.stragglers import slow_ranks, why
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
 from tpunb.schema import ACCOUNTS
@@ -21,7 +22,13 @@ _OF_STEPS = {"eager steps": "The steps run operation by operation", "slowing ste
 _LOADED = 0.25  # share of run time that other programs may take of a healthy run
 _LEAST_SHARE = 0.1  # share of run time that an account takes, or advice saves, to be named
 _LEAST_EVALUATION = 0.2  # of an evaluation that the program asks for
-_ONCE = ("preparation", "program startup", "checkpoint restore", "data loading")  # also before or after it trains
+_ONCE = (
+    "preparation",
+    "program startup",
+    "checkpoint restore",
+    "data loading",
+    PEERS,
+)  # also before or after it trains
 _TRAINED = 2  # steps, after which it trains
 
 
@@ -95,6 +102,8 @@ def _of_time(phases: Phases, advice: pl.DataFrame, run: Goodput) -> Verdict:
     advised = {of.get(rule) for rule in [*advice["rule"], *mostly["rule"]]}
     account, cause, first = _headline(run, advised, imports=imports["share"].sum() > 0.5)
     time_ps, others = run.time_ps(account or "other"), others_used(run)
+    if (slow := _slow_rank(phases, run, 0 if account in (None, PEERS) else time_ps)) is not None:
+        return slow
     computing_ps = sum(map(run.time_ps, COMPUTING))  # with what steps compile
     eager, most = pl.col("rule") == "eager steps", pl.col("saves_ps") >= computing_ps / 2  # not in operations
     of_steps = advice.head(1).filter(pl.col("rule").is_in([*_OF_STEPS]), ~eager | most)
@@ -126,6 +135,20 @@ def _of_time(phases: Phases, advice: pl.DataFrame, run: Goodput) -> Verdict:
         do = f"{about}: {action}, {saves}"
     healthy = account is None and of_steps.is_empty()
     return Verdict(f"{first}. {do}.", account, action, best["saves_ps"], healthy)
+
+
+def _slow_rank(phases: Phases, run: Goodput, least_ps: int) -> Verdict | None:
+    """Return the rank that costs a job most, its line and cause, if that is a tenth of step time, and a least time."""
+    ranks = slow_ranks(phases.steps)
+    named = [] if ranks is None else ranks.frame.filter("named", pl.col("place").is_not_null()).to_dicts()
+    if ranks is None or not named or named[0]["costs_ps"] < max(least_ps, _LEAST_SHARE * ranks.span_ps):
+        return None
+    cost_ps, more = named[0]["costs_ps"], f", and {len(named) - 1} more do" * (len(named) > 1)
+    took = f"{duration(cost_ps)} of {duration(run.wall_ps)} ({percent(cost_ps / max(run.wall_ps, 1))} of run time)"
+    action = next(rule.action for rule in HOST_RULES if rule.name == "slow rank")
+    first = f"{cut(plain(named[0]['host']))} delays the other ranks by {took}: {why(named[0])}{more}"
+    do = f"{action[0].upper()}{action[1:]}: saves up to {duration(cost_ps)}"
+    return Verdict(f"{first}. {do}.", PEERS, action, cost_ps)
 
 
 def _healthy(run: Goodput) -> str:
