@@ -513,10 +513,10 @@ def causes(
 def _recurrence(lateness: Floats) -> str:
     """Return in which steps a host is late, in words: by 50 % of the mean of late steps, or more."""
     ran = np.flatnonzero(lateness >= (lateness**2).sum() / max(lateness.sum(), 1) / 2)
-    gaps = np.diff(ran)
+    gaps, usual = np.diff(ran), lateness >= lateness.mean() / 2
     if len(ran) < 2:
         return "once"
-    if len(ran) >= _REGULAR * len(lateness):
+    if max(len(ran), usual.sum()) >= _REGULAR * len(lateness):
         return "every step"
     every = int(np.median(gaps))
     return f"every {every} steps" if len(gaps) > 1 and (gaps == every).mean() >= _REGULAR else "bursts"

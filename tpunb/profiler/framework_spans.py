@@ -59,7 +59,8 @@ _PEERS = {
         ),
         "Work": ("wait",),
     },
-    "torch.nn.parallel.distributed": {"DistributedDataParallel": ("__init__",)},
+    # as a DistributedDataParallel is made
+    "torch.nn.parallel.distributed": {None: ("_verify_param_shape_across_processes", "_sync_module_states")},
 }
 """Functions in which a rank waits for the others, by module and class."""
 
@@ -120,7 +121,8 @@ class FrameworkSpans:
             self._find_peers()
             for owner, names in _PEERS[name].items():
                 for function in names:
-                    detail = function if owner is None else owner if function == "__init__" else f"{owner}.{function}"
+                    made = "DistributedDataParallel" if function.startswith("_") else function
+                    detail = made if owner is None else f"{owner}.{function}"
                     self._wrap(_place(module, owner), function, partial(self._timed_call, detail))
         else:
             for owner, functions in _FILES[name].items():
