@@ -228,12 +228,7 @@ STEPS = frame(
         "max",
         hosts="max",
     ),
-    peers_ps=Column(
-        _INT,
-        "Time without work in collectives and backward passes, in which a rank waits for others, in picoseconds.",
-        "sum",
-        hosts="max",
-    ),
+    peers_ps=Column(_INT, "Wait of a rank for the others by its clock, in picoseconds.", "sum", hosts="max"),
     step_skew_ps=Column(
         _INT,
         "Longest less shortest time outside collectives over the hosts of a job, in picoseconds, null for one host.",
@@ -635,6 +630,7 @@ class Account(NamedTuple):
     """Its category in ml-goodput-measurement."""
 
 
+PEERS = "waiting for other ranks"
 ACCOUNTS = {
     account.name: account
     for account in (  # colours of Okabe and Ito, 2008, and twelve more, which colour-blind readers too can distinguish
@@ -664,7 +660,7 @@ ACCOUNTS = {
             category="DATA_LOADING_ASYNC",
         ),
         Account(
-            *("waiting for other ranks", "#b15928", "Waiting for other ranks", "peers"),
+            *(PEERS, "#b15928", "Waiting for other ranks", "peers"),
             "of a job of several ranks, what each is without work in collectives and backward passes of a step, beyond "
             "the rank that came last; outside of steps, and of one rank, calls of `torch.distributed` that wait",
             "function: `init_process_group`, `barrier`",

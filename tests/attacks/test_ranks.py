@@ -16,7 +16,8 @@ import tpunb as tp
 from tpunb import schema
 from tpunb.frames.steps import WallClock
 from tpunb.profiler.stall_sampler import ProcessLoad
-from tpunb.profiler.step_clock import PEERS, OpenStep, StepClock
+from tpunb.profiler.step_clock import OpenStep, StepClock
+from tpunb.schema import PEERS
 
 torch = lazy("torch")
 MS = 10**9

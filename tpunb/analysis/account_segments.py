@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from tpunb import schema
 from tpunb.frames.exclusive_time import clock_measures_input, covered, deviates, input_wait, phase_medians, stall_places
 from tpunb.frames.op_matrix import Ints, factorize
+from tpunb.schema import PEERS
 
 _OUTER, _INNER = ["fit", "other"], ["tuning", "resuming"]  # of spans that begin together
 _BESIDE = ["profiler", "garbage collection"]  # beside the training, or within a step
 _GC = "garbage collection"  # a reason of step time deviation
 EACH = "first run in each step"  # of what each step traces anew: code of the program may be a part of it
-PEERS = "waiting for other ranks"
 _PARTS = (
     *("data loading", "productive", "program startup", EACH, PEERS),
     *("profiler", _GC, "step time deviation", "callbacks"),
@@ -133,8 +133,8 @@ def _sorted_spans(run: HostRun) -> pl.DataFrame:
     account = pl.when(predicts).then(pl.lit("evaluation")).otherwise("account")
     if run.peers_ps is not None:  # the waits of steps are known against the other ranks
         begins = run.spans["start_ps"].to_numpy().astype(np.int64)
-        within = covered(run.steps.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps")), begins, begins + 1)
-        beside |= pl.lit(pl.Series(within > 0)) & (pl.col("account") == PEERS)
+        steps = run.steps.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
+        beside |= pl.lit(pl.Series(covered(steps, begins, begins + 1) > 0)) & (pl.col("account") == PEERS)
     spans = (
         run.spans.filter(~beside)
         .with_columns(account=account)

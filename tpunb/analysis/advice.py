@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.account_segments import FEWEST_TRACED, PEERS
+from tpunb.analysis.account_segments import FEWEST_TRACED
 from tpunb.analysis.calls import call_metrics
 from tpunb.analysis.goodput import Goodput, goodput
 from tpunb.analysis.metrics import READS, account_metrics, phase_metrics, scale_metrics, traits
@@ -570,7 +570,7 @@ ACCOUNT_RULES = (
         action="give all ranks equal work in each step: shards and batches of one size, and what one rank does alone "
         "(saves, evaluation, logs) in the background",
         source="account of tp.goodput; 10 % as for input",
-        account=PEERS,
+        account=schema.PEERS,
     ),
     Rule(
         "preparation",
@@ -647,11 +647,11 @@ SCALE_RULES = (
 )
 """Rules for phases of several devices: metrics of :func:`tpunb.analysis.metrics.scale_metrics` too."""
 
+SAME_LINE = "make that line as fast on this rank as on the others: equal shares of data and work, equal machines"
 HOST_RULES = (
     Rule(
         "straggling host",
-        # of hosts that cost more than the spread of the others explains
-        when=(pl.col("costs") > 0.01) & pl.col("place").is_null(),
+        when=(pl.col("costs") > 0.01) & pl.col("place").is_null(),  # of hosts that tp.hosts names
         saves=pl.col("costs"),
         sentence="Host {host} delays the others by {costs_ps} (cause: {cause})",
         action="replace or repair the host, or give it an equal share of input and work",
@@ -662,9 +662,9 @@ HOST_RULES = (
         when=(pl.col("costs") > 0.01) & pl.col("place").is_not_null(),
         saves=pl.col("costs"),
         sentence="The other ranks wait {costs_ps} for {host}, which is at {place} (cause: {cause})",
-        action="make that line as fast on this rank as on the others: equal shares of data and work, equal machines",
+        action=SAME_LINE,
         source="tp.hosts: as for a straggling host; samples of the threads that train",
-        account=PEERS,
+        account=schema.PEERS,
     ),
 )
 """Rules for the host that delays a job most."""

@@ -15,7 +15,6 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis import batch_means
-from tpunb.analysis.account_segments import PEERS
 from tpunb.analysis.barriers import WAITS, Barriers, aligned, clocks, find_barriers, median
 from tpunb.analysis.pipeline import Replay, obstacle, replay
 from tpunb.analysis.run import Run, loaded, steps
@@ -205,7 +204,7 @@ def _hosts(steps: Steps) -> Hosts:
     tables = of_job(steps).by_host or host_tables(steps)  # one host is no job
     frame = tables.frame.filter(pl.col("traced") == "full")
     if steps.pipeline.is_empty() and (tables.collectives["instance"] > 0).sum() == 0:
-        frame = frame if (waits := _waits(tables.frame, steps.wall)).is_empty() else waits
+        frame = frame if (waits := _waits(tables.frame, (steps.wall or WallClock(0)).spans)).is_empty() else waits
     if frame.is_empty():
         raise NoSteps(f"{steps.name or 'the job'} has no step that was traced in full")
     if not steps.pipeline.is_empty():
@@ -231,9 +230,10 @@ def _hosts(steps: Steps) -> Hosts:
         role=pl.Series([tables.roles.get(name) for name in names[order]], dtype=pl.String),
         named=pl.int_range(pl.len()) < len(named),
     )
-    reasons = causes(barriers, tables, frame, late, named.tolist()).with_columns(
-        place=pl.col("host").replace_strict(_places(steps.wall, frame, late.sum(axis=0), barriers, named), default=None)
-    )
+    reasons = causes(barriers, tables, frame, late, named.tolist())
+    of_named = pl.DataFrame({"host": names[named], "late_ps": late[:, named].clip(0).sum(axis=0)})
+    places = _places((steps.wall or WallClock(0)).samples, frame, barriers, of_named)
+    reasons = reasons.join(places, on="host", how="left", maintain_order="left")
     every = [int(step) for step in barriers.steps]
     lateness = {
         "host": pl.Series(barriers.hosts, dtype=schema.NAME)[np.repeat(np.arange(len(names)), len(every))],
@@ -329,16 +329,13 @@ def _steadily_late(barriers: Barriers, order: Ints, least: float) -> int:
 
     Each costs at least a time, and more than twice the half of its 95 % interval.
     """
-    wait = barriers.wait.copy()
     for k, host in enumerate(order[:-1][:_RANKED]):
         gains = np.zeros((len(barriers.steps), len(order)))
         for rows, hosts in barriers.blocks:
-            left = hosts[np.isin(hosts, order[k:])]
-            if len(left) > 1:
-                who, first = _top(wait[np.ix_(rows, left)], (rows, left))
-                np.add.at(gains, (barriers.step[rows], who[:, 0]), first[:, 1] - first[:, 0])
-        others = gains[:, order[k + 1 :]].mean(axis=1)
-        more = gains[:, host] - others
+            if len(left := hosts[np.isin(hosts, order[k:])]) > 1:
+                who, wait = _top(barriers.wait[np.ix_(rows, left)], (rows, left))
+                np.add.at(gains, (barriers.step[rows], who[:, 0]), wait[:, 1] - wait[:, 0])
+        more = gains[:, host] - gains[:, order[k + 1 :]].mean(axis=1)
         error = batch_means.error(batch_means.means(more), len(more))
         low, _ = batch_means.ends(more.mean(), (error, len(more)), (np.zeros_like(error), len(more)))
         if not (more.sum() >= least and (error == 0 or 2 * (more.mean() - low) < more.mean())):
@@ -346,48 +343,36 @@ def _steadily_late(barriers: Barriers, order: Ints, least: float) -> int:
     return max(len(order) - 1, 0)
 
 
-def _waits(frame: pl.DataFrame, wall: WallClock | None) -> pl.DataFrame:
+def _waits(frame: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Return the steps of ranks that wait for each other on the host, with ``waited_ps``: also until the next step.
 
     Where only some ranks evaluate, training steps are numbered without others.
     """
-    frame = frame.drop_nulls("peers_ps").with_columns(waited_ps="peers_ps")
+    frame = frame.drop_nulls("peers_ps")
     if frame["host"].n_unique() < 2 or not (frame["peers_ps"] > 0).any():
         return frame.clear()
-    if wall is not None:
-        spans = wall.spans.filter(pl.col("account") == PEERS).sort("start_ps")
-        ends = frame.select("host", "step", "start_ps", until_ps=pl.col("start_ps") + pl.col("dur_ps")).sort("start_ps")
-        after = spans.join_asof(ends, on="start_ps", by="host", check_sortedness=False)
-        after = (
-            after.filter(pl.col("start_ps") >= pl.col("until_ps")).group_by("host", "step").agg(pl.col("dur_ps").sum())
-        )
-        frame = frame.join(after, on=["host", "step"], how="left", suffix="_between", maintain_order="left")
-        frame = frame.with_columns(pl.col("waited_ps") + pl.col("dur_ps_between").fill_null(0)).drop("dur_ps_between")
+    ends = frame.select("host", "step", "start_ps", until_ps=pl.col("start_ps") + pl.col("dur_ps")).sort("start_ps")
+    spans = spans.filter(account=schema.PEERS).select("host", "start_ps", after_ps="dur_ps").sort("start_ps")
+    spans = spans.join_asof(ends, on="start_ps", by="host", check_sortedness=False)
+    after_ps = pl.col("after_ps").filter(pl.col("start_ps") >= pl.col("until_ps")).sum()
+    after = spans.group_by("host", "step").agg(after_ps)
+    frame = frame.join(after, on=["host", "step"], how="left", maintain_order="left")
+    frame = frame.with_columns(waited_ps=pl.col("peers_ps") + pl.col("after_ps").fill_null(0))
     numbered = frame.with_columns(step=aligned(frame))
     return numbered if numbered["step"].equals(frame["step"]) else numbered.filter(kind="train")
 
 
-def _places(
-    wall: WallClock | None, frame: pl.DataFrame, late: Floats, barriers: Barriers, named: Ints
-) -> dict[str, str]:
-    """Return the place in the program where each of some hosts is more often than the mean of the others."""
-    places = dict[str, str]()
-    if wall is None or len(named) == len(barriers.hosts) or not len(named):
-        return places
-    low, high = frame["start_ps"].min(), (frame["start_ps"] + frame["dur_ps"]).max()
-    samples = wall.samples.filter(pl.col("start_ps").is_between(low, high), pl.col("host").is_in(barriers.hosts))
+def _places(samples: pl.DataFrame, frame: pl.DataFrame, barriers: Barriers, late: pl.DataFrame) -> pl.DataFrame:
+    """Return (host, place): where in the program hosts, with how late they are, are more often than the others."""
+    low, high = (int(time) for time in frame["start_ps"].sort().gather([0, -1]))
+    samples = samples.filter(pl.col("start_ps").is_between(low, high), pl.col("host").is_in(barriers.hosts))
     shares = samples.group_by("host", "place").agg(n=pl.len())
-    shares = shares.with_columns(share=pl.col("n") / pl.col("n").sum().over("host")).drop_nulls("place")
-    sampled, others = samples["host"].n_unique(), pl.col("share").sum().over("place")
-    usual = (others - pl.col("share")) / max(sampled - 1, 1)
-    shares = shares.with_columns(more=pl.col("share") - usual).sort("more", "place", descending=[True, False])
-    for number in named.tolist() if sampled > 1 else []:
-        host = barriers.hosts[number]
-        most = shares.filter(pl.col("n") >= _FEWEST_SAMPLES, host=host).select("place", "more").head(1)
-        for place, more in most.iter_rows():
-            if more * (high - low) >= _AT_PLACE * late[number]:
-                places[host] = place
-    return places
+    shares = shares.with_columns(share=pl.col("n") / pl.col("n").sum().over("host"))
+    others = (pl.col("share").sum().over("place") - pl.col("share")) / max(samples["host"].n_unique() - 1, 1)
+    shares = shares.with_columns(more_ps=(pl.col("share") - others) * (high - low)).join(late, on="host")
+    found = (pl.col("n") >= _FEWEST_SAMPLES) & (pl.col("more_ps") >= _AT_PLACE * pl.col("late_ps"))
+    order = shares.drop_nulls("place").filter(found).sort("more_ps", "place", descending=[True, False])
+    return order.unique("host", keep="first").select("host", "place")
 
 
 def _replayed(barriers: Barriers, costs: Floats, order: Ints) -> tuple[Floats, Ints, Floats]:

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from tpunb.analysis.account_segments import COMPUTING, INSIDE_STEPS, OTHERS, PEERS
-from tpunb.analysis.advice import ACCOUNT_RULES, HOST_RULES, RULES, advise
+from tpunb.analysis.account_segments import COMPUTING, INSIDE_STEPS, OTHERS
+from tpunb.analysis.advice import ACCOUNT_RULES, RULES, SAME_LINE, advise
 from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
 from tpunb.analysis.metrics import IMPORTS
 from tpunb.analysis.stragglers import slow_ranks, why
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
-from tpunb.schema import ACCOUNTS
+from tpunb.schema import ACCOUNTS, PEERS
 from tpunb.text import cut, duration, percent, plain
 
 _FEWEST_SAMPLES = 3  # in an account whose place is named
@@ -22,13 +22,7 @@ _OF_STEPS = {"eager steps": "The steps run operation by operation", "slowing ste
 _LOADED = 0.25  # share of run time that other programs may take of a healthy run
 _LEAST_SHARE = 0.1  # share of run time that an account takes, or advice saves, to be named
 _LEAST_EVALUATION = 0.2  # of an evaluation that the program asks for
-_ONCE = (
-    "preparation",
-    "program startup",
-    "checkpoint restore",
-    "data loading",
-    PEERS,
-)  # also before or after it trains
+_ONCE = ("preparation", "program startup", "checkpoint restore", "data loading", PEERS)  # also beside the training
 _TRAINED = 2  # steps, after which it trains
 
 
@@ -140,15 +134,16 @@ def _of_time(phases: Phases, advice: pl.DataFrame, run: Goodput) -> Verdict:
 def _slow_rank(phases: Phases, run: Goodput, least_ps: int) -> Verdict | None:
     """Return the rank that costs a job most, its line and cause, if that is a tenth of step time, and a least time."""
     ranks = slow_ranks(phases.steps)
-    named = [] if ranks is None else ranks.frame.filter("named", pl.col("place").is_not_null()).to_dicts()
-    if ranks is None or not named or named[0]["costs_ps"] < max(least_ps, _LEAST_SHARE * ranks.span_ps):
+    if ranks is None or (named := ranks.frame.filter("named").drop_nulls("place")).is_empty():
         return None
-    cost_ps, more = named[0]["costs_ps"], f", and {len(named) - 1} more do" * (len(named) > 1)
-    took = f"{duration(cost_ps)} of {duration(run.wall_ps)} ({percent(cost_ps / max(run.wall_ps, 1))} of run time)"
-    action = next(rule.action for rule in HOST_RULES if rule.name == "slow rank")
-    first = f"{cut(plain(named[0]['host']))} delays the other ranks by {took}: {why(named[0])}{more}"
-    do = f"{action[0].upper()}{action[1:]}: saves up to {duration(cost_ps)}"
-    return Verdict(f"{first}. {do}.", PEERS, action, cost_ps)
+    row, cost_ps = named.row(0, named=True), int(named["costs_ps"][0])
+    if cost_ps < max(least_ps, _LEAST_SHARE * ranks.span_ps):
+        return None
+    took = f"{duration(cost_ps)} of {duration(run.wall_ps)} ({percent(cost_ps / run.wall_ps)} of run time)"
+    first = f"{cut(plain(row['host']))} delays the other ranks by {took}: {why(row)}"
+    more = f", and {named.height - 1} more do" * (named.height > 1)
+    do = f"{SAME_LINE[0].upper()}{SAME_LINE[1:]}: saves up to {duration(cost_ps)}"
+    return Verdict(f"{first}{more}. {do}.", PEERS, SAME_LINE, cost_ps)
 
 
 def _healthy(run: Goodput) -> str:

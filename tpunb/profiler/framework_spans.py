@@ -16,7 +16,8 @@ from typing import Any
 from tpunb.profiler.keras import running_method
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.sources.frameworks import loaded
-from tpunb.profiler.step_clock import NEW_FUNCTION, PEERS, StepClock
+from tpunb.profiler.step_clock import NEW_FUNCTION, StepClock
+from tpunb.schema import PEERS
 from tpunb.signals import Spent
 from tpunb.text import cut, plain
 from tpunb.training.patching import Hook, wrapped
@@ -49,20 +50,16 @@ _FILES: dict[str, dict[str | None, dict[str, str]]] = {
 """Accounts of functions, by module and class; saving in the background counts as far as the program waits for it."""
 
 _PEERS = {
-    "torch.distributed": {
-        None: (
-            *("init_process_group", "destroy_process_group", "new_group", "barrier", "monitored_barrier"),
-            *("all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "broadcast_object_list"),
-            *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "gather"),
-            *("gather_object", "scatter", "scatter_object_list", "all_to_all", "all_to_all_single"),
-            *("reduce_scatter", "reduce_scatter_tensor"),
-        ),
-        "Work": ("wait",),
-    },
+    "torch.distributed": (
+        *("init_process_group", "destroy_process_group", "new_group", "barrier", "monitored_barrier", "Work.wait"),
+        *("all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "broadcast_object_list", "all_gather"),
+        *("all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "gather", "gather_object", "scatter"),
+        *("scatter_object_list", "all_to_all", "all_to_all_single", "reduce_scatter", "reduce_scatter_tensor"),
+    ),
     # as a DistributedDataParallel is made
-    "torch.nn.parallel.distributed": {None: ("_verify_param_shape_across_processes", "_sync_module_states")},
+    "torch.nn.parallel.distributed": ("_verify_param_shape_across_processes", "_sync_module_states"),
 }
-"""Functions in which a rank waits for the others, by module and class."""
+"""Functions in which a rank waits for the others, by module."""
 
 _HANDLER = "transformers.trainer_callback"  # calls the callbacks of its Trainer
 _PROFILER = "lightning.pytorch.profilers.profiler"  # has a context for each hook that Lightning calls
@@ -119,16 +116,18 @@ class FrameworkSpans:
             self._wrap(module.Profiler, "profile", self._timed_hook)
         elif name in _PEERS:
             self._find_peers()
-            for owner, names in _PEERS[name].items():
-                for function in names:
-                    made = "DistributedDataParallel" if function.startswith("_") else function
-                    detail = made if owner is None else f"{owner}.{function}"
-                    self._wrap(_place(module, owner), function, partial(self._timed_call, detail))
+            for path in _PEERS[name]:
+                of_class, _, function = path.rpartition(".")
+                detail = "DistributedDataParallel" if path.startswith("_") else path
+                of = getattr(module, of_class, None) if of_class else module
+                self._wrap(of, function, partial(self._timed_call, detail))
         else:
             for owner, functions in _FILES[name].items():
                 for function, account in functions.items():
-                    hook = partial(self._timed, account, f"{owner}.{function}" if owner else function)
-                    self._wrap(_place(module, owner), function, hook)
+                    place = module if owner is None else getattr(module, owner, None)
+                    if place is not None:
+                        hook = partial(self._timed, account, f"{owner}.{function}" if owner else function)
+                        self._wrap(place, function, hook)
 
     def _wrap(self, owner: Any, name: str, hook: Hook) -> None:
         if getattr(owner, name, None) is not None:
@@ -150,9 +149,9 @@ class FrameworkSpans:
 
     def _find_peers(self) -> None:
         """Let the clock know once the process is one of several ranks."""
-        distributed = sys.modules.get("torch.distributed")
+        distributed: Any = sys.modules.get("torch.distributed")
         with suppress(AttributeError, RuntimeError, ValueError):  # a build without it, or a group that has ended
-            self._clock.has_peers = distributed.is_initialized() and distributed.get_world_size() > 1  # type: ignore[union-attr]
+            self._clock.has_peers = distributed.is_initialized() and distributed.get_world_size() > 1
 
     def _timed_call(self, detail: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function in which the ranks of a job wait for each other."""
@@ -264,11 +263,6 @@ class _Callbacks(list[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return self._clock.calls(list.__iter__(self), self._hook)
-
-
-def _place(module: Any, owner: str | None) -> Any:
-    """Return a module, or a class of it; None if there is no such class."""
-    return module if owner is None else getattr(module, owner, None)
 
 
 def _detail(work: str, name: str, reason: str | None) -> str:

@@ -557,14 +557,11 @@ def _launcher(process: psutil.Process) -> psutil.Process:
     """Return the process whose descendants are the job: that of ``tpunb run``, or what started ranks; else itself."""
     job = process
     with suppress(psutil.Error, OSError):
-        hook = os.environ.get("PYTHONPATH", "").partition(os.pathsep)[0] if ANCESTOR in os.environ else None
-        for parent in process.parents() if hook else ():
-            if parent.environ().get("PYTHONPATH", "").partition(os.pathsep)[0] != hook:
-                break
-            job = parent
-        starts = rank() != "" or multiprocessing.parent_process() is not None
-        if job is process and starts and (parent := process.parent()) is not None:
-            job = parent
+        if ANCESTOR in os.environ and (hook := os.environ.get("PYTHONPATH", "").partition(os.pathsep)[0]):
+            of_job = takewhile(lambda each: each.environ().get("PYTHONPATH", "").startswith(hook), process.parents())
+            job = deque([job, *of_job], 1).pop()
+        if job is process and (rank() or multiprocessing.parent_process()):
+            job = process.parent() or process
     return job
 
 

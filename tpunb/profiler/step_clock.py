@@ -32,8 +32,6 @@ Annotate = Callable[[str, int], AbstractContextManager[Any] | None]
 NEW_FUNCTION = "a new function"
 """Why a framework compiles again what it has compiled before: the program wraps it anew."""
 
-PEERS = "waiting for other ranks"
-
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -280,10 +278,8 @@ class StepClock:
             self.on_step(step.record(self._progress_ns))
 
     def waited(self, start_ns: int, worked_ns: int) -> int:
-        """Record a call in which ranks wait for each other, from its start by the clock and by that of the thread.
-
-        Return the wait: the time in which the thread did not work, since a backward pass computes, too.
-        """
+        """Record and return what the thread did not work in a call in which ranks wait for each other."""
+        # from the start by the clock, and by that of the thread: a backward pass computes, too
         wait_ns = max(0, monotonic_ns() - start_ns - (thread_time_ns() - worked_ns))
         self._waits.append((start_ns, wait_ns))
         return wait_ns
