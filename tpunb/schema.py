@@ -660,7 +660,7 @@ ACCOUNTS = {
             category="DATA_LOADING_ASYNC",
         ),
         Account(
-            *(PEERS, "#b15928", "Waiting for other ranks", "peers"),
+            *(PEERS, "#3c7878", "Waiting for other ranks", "peers"),
             "of a job of several ranks, what each is without work in collectives and backward passes of a step, beyond "
             "the rank that came last; outside of steps, and of one rank, calls of `torch.distributed` that wait",
             "function: `init_process_group`, `barrier`",

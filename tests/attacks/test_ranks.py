@@ -216,8 +216,7 @@ def test_a_process_alone_records_no_waits():
 @pytest.mark.live
 def test_other_ranks_of_the_launcher_are_no_other_programs(monkeypatch):
     spin = "import time; end = time.monotonic() + 300\nwhile time.monotonic() < end: pass"
-    monkeypatch.setenv("RANK", "0")  # as torchrun sets them in this process, which has a brother
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")  # as torchrun sets it in this process, which has a brother
     load = ProcessLoad()
     assert load._launcher == psutil.Process().parent()
     monkeypatch.undo()

@@ -564,7 +564,7 @@ ACCOUNT_RULES = (
     ),
     Rule(
         "uneven ranks",
-        when=pl.col("peers") > 0.1,
+        when=pl.col("peers") * (1 - pl.col("crowding")) > 0.1,
         saves=pl.col("peers"),
         sentence="Waiting for other ranks takes {peers} of wall time",
         action="give all ranks equal work in each step: shards and batches of one size, and what one rank does alone "

@@ -35,7 +35,6 @@ import polars as pl
 import psutil
 
 from tpunb import schema
-from tpunb.profiler.child_capture import ANCESTOR, rank
 from tpunb.profiler.limits import LIMITS
 from tpunb.text import cut, plain
 from tpunb.training.program import CELL, GENERATED, PACKAGES, STANDARD_FOLDERS, is_user_code
@@ -557,10 +556,10 @@ def _launcher(process: psutil.Process) -> psutil.Process:
     """Return the process whose descendants are the job: that of ``tpunb run``, or what started ranks; else itself."""
     job = process
     with suppress(psutil.Error, OSError):
-        if ANCESTOR in os.environ and (hook := os.environ.get("PYTHONPATH", "").partition(os.pathsep)[0]):
+        if "TPUNB_RUN_ANCESTOR" in os.environ and (hook := os.environ.get("PYTHONPATH", "").partition(os.pathsep)[0]):
             of_job = takewhile(lambda each: each.environ().get("PYTHONPATH", "").startswith(hook), process.parents())
             job = deque([job, *of_job], 1).pop()
-        if job is process and (rank() or multiprocessing.parent_process()):
+        if job is process and ("LOCAL_RANK" in os.environ or multiprocessing.parent_process()):
             job = process.parent() or process
     return job
 
