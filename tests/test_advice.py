@@ -488,6 +488,7 @@ OF_RUN = {
     "imports": ([FIT], {}, 45),
     "eager steps": ([], {}, 30),  # a quarter in operations
     "debugging": ([], {}, None),
+    "uneven ranks": ([(41, 20, "waiting for other ranks", "barrier")], {}, 20),
     "preparation": ([FIT], {}, 60),
 }
 

@@ -12,7 +12,7 @@ from tpunb.io.run_folder import TABLES
 from tpunb.step_stats.aggregate import merge, over_windows, total
 
 KEY = ["host", "step"]
-BY_CLOCK = ["input_ps", "callbacks_ps", "dispatch_ps"]
+BY_CLOCK = ["input_ps", "callbacks_ps", "dispatch_ps", "peers_ps"]
 
 
 def joined(ticks, steps):
@@ -42,6 +42,7 @@ tick = st.tuples(
     *(st.sampled_from(["a", "b"]), st.integers(0, 6), st.sampled_from(["train", "test"]), times, times),
     *[st.none() | times] * 3,
     st.sampled_from([None, "keras"]),
+    st.none() | times,
 )
 begins = times.map(lambda time: time + 500)  # never that of a tick, whose part an unfinished step may be
 step = st.tuples(

@@ -32,14 +32,14 @@ TABLES = ["steps", "ops", "ticks", "windows"]
 
 def ticks(*rows, host="toy"):
     """What our own clock noted: (step, start, end) in milliseconds."""
-    spelled = [(host, step, "train", start * MS, end * MS, None, None, None, None) for step, start, end in rows]
+    spelled = [(host, step, "train", start * MS, end * MS, None, None, None, None, None) for step, start, end in rows]
     return pl.DataFrame(spelled, schema=run_folder.TICKS, orient="row")
 
 
 def ticks_of(steps):
     end_ps = pl.col("start_ps") + pl.col("dur_ps")
     unknown = dict.fromkeys(("input_ps", "callbacks_ps", "dispatch_ps"), pl.lit(None, pl.Int64))
-    unknown["found_by"] = pl.lit(None, pl.String)
+    unknown |= {"found_by": pl.lit(None, pl.String), "peers_ps": pl.lit(None, pl.Int64)}
     return steps.frame.select("host", "step", "kind", "start_ps", end_ps=end_ps, **unknown)
 
 
@@ -687,7 +687,10 @@ def changed(path, columns, **values):
 @pytest.mark.parametrize(
     ("table", "column", "value"),
     [
-        *(("ticks", name, -MS) for name in ("start_ps", "end_ps", "input_ps", "callbacks_ps", "dispatch_ps")),
+        *(
+            ("ticks", name, -MS)
+            for name in ("start_ps", "end_ps", "input_ps", "callbacks_ps", "dispatch_ps", "peers_ps")
+        ),
         *(("ticks", name, 2**63 - 1) for name in ("start_ps", "end_ps", "input_ps")),
         *(("ticks", "step", number) for number in (-1, 10**15, 2**62, 2**63 - 1)),
         *(("steps", name, -MS) for name in ("dur_ps", "device_ps", "idle_ps")),
@@ -871,7 +874,7 @@ def test_inferred_steps_count_on_hosts_without_annotated_ones(tmp_path):
     assert read.frame["step"].to_list() == [0, 1, 2]
     assert set(read.ops["step"]) == {0, 1, 2}
     noted = pl.DataFrame(
-        [("toy", 0, "train", 10**13, 2 * 10**13, None, None, None, None)], schema=run_folder.TICKS, orient="row"
+        [("toy", 0, "train", 10**13, 2 * 10**13, None, None, None, None, None)], schema=run_folder.TICKS, orient="row"
     )
     writer = RunWriter(tmp_path / "marked")
     writer.part(0, {**below, "ticks": noted})
@@ -883,7 +886,7 @@ def test_inferred_steps_count_on_hosts_without_annotated_ones(tmp_path):
 
 def test_the_capturing_worker_is_read_under_the_name_of_its_host(tmp_path):
     steps = toy_steps("ab", host="127.0.0.1:9")
-    tick = ("here", 1, "train", 0, 10**9, None, None, None, None)
+    tick = ("here", 1, "train", 0, 10**9, None, None, None, None, None)
     noted = pl.DataFrame([tick], schema=run_folder.TICKS, orient="row")
     writer = RunWriter(tmp_path)
     writer.part(0, {"steps": steps.frame, "ops": steps.ops, "windows": steps.windows, "ticks": noted})

@@ -228,6 +228,7 @@ STEPS = frame(
         "max",
         hosts="max",
     ),
+    peers_ps=Column(_INT, "Wait of a rank for the others by its clock, in picoseconds.", "sum", hosts="max"),
     step_skew_ps=Column(
         _INT,
         "Longest less shortest time outside collectives over the hosts of a job, in picoseconds, null for one host.",
@@ -365,6 +366,7 @@ HOSTS = frame(
     cause=Column(_TEXT, 'Cause: "input", "compute", "host", "pause", "compile" or "unknown", null unless named.'),
     device=Column(_TEXT, "Device that arrives last on the host where the cause is compute, null if several do."),
     op=Column(_TEXT, "Operation with the most extra time where the cause is compute, or null."),
+    place=Column(_TEXT, "Line of the program in which the host is more often than the others, or null."),
     recurrence=Column(_TEXT, 'Steps that it delays: "every step", "every 4 steps", "bursts" or "once", or null.'),
     skew_ps=Column(_INT, "Offset of its clock from the median host half-way through the steps, in picoseconds."),
     drift_ppm=Column(_FLOAT, "Rate of its clock less that of the median host, in parts per million."),
@@ -628,9 +630,10 @@ class Account(NamedTuple):
     """Its category in ml-goodput-measurement."""
 
 
+PEERS = "waiting for other ranks"
 ACCOUNTS = {
     account.name: account
-    for account in (  # colours of Okabe and Ito, 2008, and eleven more, which colour-blind readers too can distinguish
+    for account in (  # colours of Okabe and Ito, 2008, and twelve more, which colour-blind readers too can distinguish
         Account(
             *("productive", "#009E73", "Productive training", "productive"),
             "exclusive time of each step; of one that takes over 1.5 times the median of its phase, up to that median; "
@@ -655,6 +658,13 @@ ACCOUNTS = {
             "wait for the next batch, as far as it blocks",
             clocked=False,
             category="DATA_LOADING_ASYNC",
+        ),
+        Account(
+            *(PEERS, "#3c7878", "Waiting for other ranks", "peers"),
+            "of a job of several ranks, what each is without work in collectives and backward passes of a step, beyond "
+            "the rank that came last; outside of steps, and of one rank, calls of `torch.distributed` that wait",
+            "function: `init_process_group`, `barrier`",
+            category="OTHER",
         ),
         Account(
             *("callbacks", "#D55E00", "Callbacks", "callbacks"),
@@ -778,7 +788,7 @@ LOAD = frame(
     "One row per second of a run.",
     host=_HOST,
     start_ps=_START,
-    cpu=Column(_FLOAT, "Share of all processors of the machine that the process uses, 0 to 1."),
+    cpu=Column(_FLOAT, "Share of all processors of the machine that the processes of the job use, 0 to 1."),
     machine_cpu=Column(_FLOAT, "Share of all processors of the machine in use, 0 to 1."),
     rss_bytes=Column(_INT, "Resident memory of the process in bytes."),
 )

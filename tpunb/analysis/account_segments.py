@@ -16,12 +16,16 @@ from numpy.typing import NDArray
 from tpunb import schema
 from tpunb.frames.exclusive_time import clock_measures_input, covered, deviates, input_wait, phase_medians, stall_places
 from tpunb.frames.op_matrix import Ints, factorize
+from tpunb.schema import PEERS
 
 _OUTER, _INNER = ["fit", "other"], ["tuning", "resuming"]  # of spans that begin together
 _BESIDE = ["profiler", "garbage collection"]  # beside the training, or within a step
 _GC = "garbage collection"  # a reason of step time deviation
 EACH = "first run in each step"  # of what each step traces anew: code of the program may be a part of it
-_PARTS = ("data loading", "productive", "program startup", EACH, "profiler", _GC, "step time deviation", "callbacks")
+_PARTS = (
+    *("data loading", "productive", "program startup", EACH, PEERS),
+    *("profiler", _GC, "step time deviation", "callbacks"),
+)
 """What the exclusive time of a step is split into, in this order."""
 SHORT = "calls under 1 ms"
 _DATA = "tracing Dataset_"  # begins what TensorFlow does to make an iterator
@@ -68,6 +72,7 @@ class HostRun(NamedTuple):
     recorded: float = 1.0  # share of their work, at least, that a profiler records
     load: pl.DataFrame = pl.DataFrame(schema=schema.LOAD)
     first_compiles: bool = False  # whether the first step does, though no span says so
+    peers_ps: Ints | None = None  # wait of each step beyond that of the rank that came last; None if not known
     read_work: Callable[[], pl.DataFrame] | None = None  # (step, work_ps): operations of steps traced in full
 
 
@@ -126,6 +131,10 @@ def _sorted_spans(run: HostRun) -> pl.DataFrame:
     beside = pl.col("account").is_in(_BESIDE) & ~pl.col("detail").is_in(_HOLDING).fill_null(value=False)
     predicts = pl.lit(_trains(run)) & (pl.col("account") == "fit") & pl.col("detail").eq_missing("predict")
     account = pl.when(predicts).then(pl.lit("evaluation")).otherwise("account")
+    if run.peers_ps is not None:  # the waits of steps are known against the other ranks
+        begins = run.spans["start_ps"].to_numpy().astype(np.int64)
+        steps = run.steps.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
+        beside |= pl.lit(pl.Series(covered(steps, begins, begins + 1) > 0)) & (pl.col("account") == PEERS)
     spans = (
         run.spans.filter(~beside)
         .with_columns(account=account)
@@ -175,6 +184,8 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     slowed = _slowed(run, start, end, waits)
     waits -= slowed
     left -= waits + slowed
+    peers = np.minimum(np.zeros(len(left), np.int64) if run.peers_ps is None else run.peers_ps, left)
+    left -= peers
     calls = steps["callbacks_ps"].fill_null(0).to_numpy().astype(np.int64).copy()
     called = spans.filter(account="callbacks")
     within = np.searchsorted(start, called["start_ps"].to_numpy(), side="right") - 1
@@ -209,7 +220,7 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     profiler, rest = profiler + slower, rest - slower
     usual = left - startup - profiler - rest
     once, again = np.where(each, 0, startup), np.where(each, startup, 0)
-    return np.stack([waits, usual, once, again, profiler + slowed, garbage, rest, calls], axis=1)
+    return np.stack([waits, usual, once, again, peers, profiler + slowed, garbage, rest, calls], axis=1)
 
 
 def _without_startup(

@@ -18,7 +18,7 @@ from tpunb.analysis.metrics import READS, account_metrics, phase_metrics, scale_
 from tpunb.analysis.roofline import Roofline, roofline
 from tpunb.analysis.run import Run, loaded
 from tpunb.analysis.run import phases as phases_of
-from tpunb.analysis.stragglers import Hosts
+from tpunb.analysis.stragglers import Hosts, slow_ranks
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
 from tpunb.frames.op_matrix import distinct_ops
@@ -563,6 +563,16 @@ ACCOUNT_RULES = (
         source="https://docs.pytorch.org/docs/stable/autograd.html: anomaly detection",
     ),
     Rule(
+        "uneven ranks",
+        when=pl.col("peers") * (1 - pl.col("crowding")) > 0.1,
+        saves=pl.col("peers"),
+        sentence="Waiting for other ranks takes {peers} of wall time",
+        action="give all ranks equal work in each step: shards and batches of one size, and what one rank does alone "
+        "(saves, evaluation, logs) in the background",
+        source="account of tp.goodput; 10 % as for input",
+        account=schema.PEERS,
+    ),
+    Rule(
         "preparation",
         when=pl.col("preparation") - pl.col("importing").fill_null(0) > pl.col("productive"),
         saves=pl.col("preparation") - pl.col("importing").fill_null(0),
@@ -637,14 +647,24 @@ SCALE_RULES = (
 )
 """Rules for phases of several devices: metrics of :func:`tpunb.analysis.metrics.scale_metrics` too."""
 
+SAME_LINE = "make that line as fast on this rank as on the others: equal shares of data and work, equal machines"
 HOST_RULES = (
     Rule(
         "straggling host",
-        when=pl.col("costs") > 0.01,  # of hosts that cost more than the spread of the others explains
+        when=(pl.col("costs") > 0.01) & pl.col("place").is_null(),  # of hosts that tp.hosts names
         saves=pl.col("costs"),
         sentence="Host {host} delays the others by {costs_ps} (cause: {cause})",
         action="replace or repair the host, or give it an equal share of input and work",
         source="tp.hosts: what the job would gain if it came second-last; 1 % is ours",
+    ),
+    Rule(
+        "slow rank",
+        when=(pl.col("costs") > 0.01) & pl.col("place").is_not_null(),
+        saves=pl.col("costs"),
+        sentence="The other ranks wait {costs_ps} for {host}, which is at {place} (cause: {cause})",
+        action=SAME_LINE,
+        source="tp.hosts: as for a straggling host; samples of the threads that train",
+        account=schema.PEERS,
     ),
 )
 """Rules for the host that delays a job most."""
@@ -680,7 +700,8 @@ def advise(
         ``tp.roofline(phases)``: for :data:`HEADROOM_RULES`, whose savings are bounded by its headroom, the measured
         time of weight updates, and the batch per device.
     hosts
-        ``tp.hosts(steps)``: for :data:`HOST_RULES`, whose shares are of the step time of the job.
+        ``tp.hosts(steps)``: for :data:`HOST_RULES`, whose shares are of the step time of the job. By default that of
+        ranks whose clocks recorded their waits.
 
     Raises
     ------
@@ -707,10 +728,11 @@ without a known cause.
         raise wrong_type("advise", "hosts", "be Hosts", hosts, hint="tp.hosts(steps)")
     run_goodput = None if phases.steps.wall is None else goodput(phases)
     rows = advise_phases(phases, roof, None if run_goodput is None else _idle_in_steps(run_goodput))
+    hosts = slow_ranks(phases.steps) if hosts is None else hosts
     if hosts is not None:
         metrics = hosts.frame.filter("named").head(1)
         metrics = metrics.select(
-            *("host", "cause", "costs_ps"),
+            *("host", "cause", "costs_ps", "place"),
             costs=pl.col("costs_ps") / max(hosts.span_ps, 1),
             typical_ps=pl.lit(float(hosts.span_ps)),
             name=pl.lit("The job"),
@@ -725,6 +747,8 @@ without a known cause.
         rows = rows.filter(pl.col("rule") != "input")
     metrics = metrics.with_columns(phase=pl.lit(None, pl.Int64), typical_ps="wall_ps")
     of_run = _applied(ACCOUNT_RULES, metrics, metrics["wall_ps"].item(), "wall time")
+    if "slow rank" in rows["rule"]:  # which makes them uneven
+        of_run = of_run.filter(pl.col("rule") != "uneven ranks")
     if "retracing" in of_run["rule"]:  # what phases compile is that
         rows = rows.filter(pl.col("rule") != "recompile")
     return _ranked(rows, of_run)

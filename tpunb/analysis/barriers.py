@@ -12,11 +12,12 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.frames.op_matrix import Floats, Ints, factorize
-from tpunb.frames.steps import HostTables
+from tpunb.frames.steps import HostTables, trained
 from tpunb.step_stats.collectives import replica_groups
 from tpunb.text import cut
 
 _FILE = r"^.*/|\.(xplane\.pb|trace\.json)(\.gz)?$"  # what the name of a file has more than that of its host
+WAITS = "waits in backward passes and collectives"  # of hosts, by their clocks
 _CHECKED = 64  # instances that show whether hosts of a replica group end together
 
 
@@ -34,7 +35,7 @@ class Barriers:
     devices: list[str]
     group: Ints  # place in `groups` of each instance
     groups: list[Ints]  # component of each host: those of one wait for each other, -1 for none
-    by: str  # "collectives" or "step ends"
+    by: str  # "collectives", `WAITS` or "step ends"
     notes: tuple[str, ...]
 
     @cached_property
@@ -65,16 +66,17 @@ class Barriers:
 
 
 def find_barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
-    """Return the collectives of the steps in `frame`, or without any, the ends of these steps.
+    """Return the collectives of the steps in `frame`, or without any, their waits by the clock, or else their ends.
 
-    Point-to-point transfers are left out: nobody else waits for them. If program ids differ, hosts number them apart.
+    ``waited_ps``, if `frame` has it, are these waits, of all hosts for each other. Point-to-point transfers are left
+    out: nobody else waits for them. If program ids differ, hosts number them apart.
     """
     runs, by = _runs(tables, frame)
     names, lost = _in_order({*frame["host"].unique()}), {re.sub(_FILE, "", name) for name in tables.lost["what"]}
     host = _places(runs["host"], names)
     columns = (runs[name].unique().drop_nulls().cast(pl.String) for name in ("device", "groups", "name"))
     devices, texts, ops = map(sorted, columns)
-    roles = [tables.roles.get(name) for name in names]
+    roles = [tables.roles.get(name) if by != WAITS else None for name in names]
     role = np.array([[*dict.fromkeys(roles)].index(name) for name in roles])
     steps, step = factorize(runs["step"].to_numpy())
     key = step
@@ -107,7 +109,7 @@ def find_barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
 
 
 def _runs(tables: HostTables, frame: pl.DataFrame) -> tuple[pl.DataFrame, str]:
-    """Return the collectives of steps, or without any, the steps as if all hosts waited at their ends; and which."""
+    """Return the collectives of steps, or without any, one wait of each host by step, at its end; and which."""
     to_one = pl.col("name").cat.starts_with("collective-permute").fill_null(value=False)
     runs = tables.collectives.filter(pl.col("instance") > 0, ~to_one)
     if frame.height < tables.frame.height:
@@ -116,8 +118,17 @@ def _runs(tables: HostTables, frame: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     if not runs.is_empty():
         return runs, "collectives"
     absent = [pl.lit(None).alias(name) for name in ("program", "name", "device", "groups")]
-    runs = frame.select("host", "step", "start_ps", *absent, instance=1, dur_ps=-pl.col("dur_ps"))
-    return schema.check(runs, schema.HOST_COLLECTIVES, "collectives"), "step ends"
+    wait_ps, start_ps, by = -pl.col("dur_ps"), pl.col("start_ps"), "step ends"  # as if all waited until the same end
+    if "waited_ps" in frame.columns:
+        wait_ps, start_ps, by = pl.col("waited_ps"), start_ps + pl.col("dur_ps") - pl.col("waited_ps"), WAITS
+    runs = frame.select("host", "step", *absent, start_ps=start_ps, instance=1, dur_ps=wait_ps)
+    return schema.check(runs, schema.HOST_COLLECTIVES, "collectives"), by
+
+
+def aligned(frame: pl.DataFrame) -> pl.Expr:
+    """Return the number by which the steps of hosts are one: of training steps alone where only some evaluate."""
+    kinds = frame.group_by("step").agg(pl.col("kind").n_unique())["kind"]
+    return trained() if (kinds > 1).any() else pl.col("step")
 
 
 def _in_order(names: set[str]) -> list[str]:

@@ -17,6 +17,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis.account_segments import BUSY, COMPUTING, INSIDE_STEPS, HostRun, segments
+from tpunb.analysis.barriers import aligned
 from tpunb.analysis.run import Run, loaded, phases
 from tpunb.errors import NoSteps, wrong_type
 from tpunb.frames import Phases, Profile, Steps
@@ -231,6 +232,9 @@ def stretches(run: Profile | Steps | Phases) -> Stretches:
 
 def _of_steps(steps: Steps, labels: pl.Series, wall: WallClock | None) -> Stretches:
     frame = steps.frame.with_columns(phase=labels.cast(pl.Int64))
+    turn = [aligned(frame), "kind"]  # of the ranks of a job, the one that came last waits least
+    beyond = pl.col("peers_ps") - pl.col("peers_ps").min().over(turn)
+    beyond_ps = frame.select("host", pl.when(pl.col("peers_ps").count().over(turn) > 1).then(beyond))
     if wall is None:
         wall = WallClock(0)
         ends = frame.select(low=pl.col("start_ps").min(), high=(pl.col("start_ps") + pl.col("dur_ps")).max())
@@ -240,7 +244,7 @@ def _of_steps(steps: Steps, labels: pl.Series, wall: WallClock | None) -> Stretc
     hosts = sorted({*frame["host"].drop_nulls(), *wall.spans["host"].drop_nulls()}) or [""]
     pieces, notes = [], []
     for host in hosts:
-        of_host = frame.filter(host=host)
+        of_host, peers_ps = frame.filter(host=host), beyond_ps.filter(host=host)["peers_ps"]
         clocked = steps.wall is not None and bool(
             (of_host["traced"] != "full").any() or wall.spans["host"].is_in([host]).any()
         )
@@ -259,6 +263,7 @@ def _of_steps(steps: Steps, labels: pl.Series, wall: WallClock | None) -> Stretc
             traced_devices=steps.devices.height > 0,
             recorded=_OF_CPU if steps.metadata.get("device kind") == "CPU" else 1.0,
             first_compiles=bool((of_host["rule"].head(1) == "event").any()),
+            peers_ps=peers_ps.fill_null(0).to_numpy() if peers_ps.count() else None,
             read_work=partial(_work, steps, host),
         )
         pieces.append(segments(run).with_columns(host=pl.lit(host), complete=pl.lit(complete)))

@@ -177,8 +177,8 @@ class _Writer:
             "name": plain(cut(steps.name or "", _TEXT)),
             **{name: plain(cut(str(fact), _TEXT)) for name, fact in facts.items() if fact},
             "hosts": self._hosts,
-            "steps": len(steps),
-            "traced": len(steps.full()),
+            "steps": steps.count,
+            "traced": steps.full().count,
         }
 
     @cached_property
@@ -244,8 +244,8 @@ class _Writer:
             yield {
                 "phase": row["phase"],
                 "name": plain(cut(row["name"])),
-                "steps": row["steps"],
-                "traced": row["full"],
+                "steps": math.ceil(row["steps"] / self._hosts),
+                "traced": math.ceil(row["full"] / self._hosts),
                 "time": self._part(row["dur_ps"] / self._hosts, "phases"),
                 "step": _time(row["step_ps"], "phases"),
                 **(

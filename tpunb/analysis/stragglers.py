@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.barriers import Barriers, clocks, find_barriers, median
+from tpunb.analysis.barriers import WAITS, Barriers, aligned, clocks, find_barriers, median
 from tpunb.analysis.pipeline import Replay, obstacle, replay
 from tpunb.analysis.run import Run, loaded, steps
 from tpunb.errors import NoSteps
@@ -22,7 +22,7 @@ from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.conversion import Tabular
 from tpunb.frames.op_matrix import Bools, Floats, Ints
-from tpunb.frames.steps import HostTables
+from tpunb.frames.steps import HostTables, WallClock
 from tpunb.step_stats import batch_means, op_names
 from tpunb.step_stats.merge_hosts import host_tables, of_job
 from tpunb.text import cut, duration, percent, plain, plural
@@ -45,7 +45,8 @@ class Hosts(Tabular):
     span_ps
         Step time of the job in picoseconds, median over hosts: the base of every share.
     by
-        What arrivals were judged by: "collectives", "step ends" if none are recorded, or "replay" of a pipeline.
+        What arrivals were judged by: "collectives"; without them "waits in backward passes and collectives" by the
+        clocks of ranks that wait on the host, else "step ends"; or "replay" of a pipeline.
     notes
         What is not judged, one line each.
     what_if
@@ -104,16 +105,20 @@ class Hosts(Tabular):
             yield first + ("cause unknown" if self.cause == "unknown" else none) + most
         else:
             rows = [*named.head(_MOST_NAMED).iter_rows(named=True)]
-            gains = [f"{_name(row)} to gain {percent(self.share(row['costs_ps']), 1)}" for row in rows]
+            by_line = named["place"].is_not_null().any()  # which is slow on another host, too
+            verb, gained = ("", "costs") if by_line else ("replace ", "to gain")
+            gains = [f"{_name(row)} {gained} {percent(self.share(row['costs_ps']), 1)}" for row in rows]
             gains[0] += " of step time"
-            each = [f"{gain} ({_why(row)})" for gain, row in zip(gains, rows, strict=True)]
+            each = [f"{gain} ({why(row)})" for gain, row in zip(gains, rows, strict=True)]
             more = f" and {named.height - _MOST_NAMED} more" if named.height > _MOST_NAMED else ""
-            yield f"{first}replace {', '.join(each)}{more}"
+            yield f"{first}{verb}{', '.join(each)}{more}"
             if named.height > 1:
                 yield f"{percent(self.share(named['together_ps'][-1]), 1)} together"
             yield from self._gain("worker") if self.cause == "worker" else ()
         if self.by == "step ends" and not judged.is_empty():
             yield f"judged by {self.by}, as no collectives are recorded"
+        elif self.by == WAITS:
+            yield f"judged by {self.by}"
         if lost.height:
             more = ", ..." * (lost.height > _MOST_NAMED)
             yield f"{lost.height:,} lost: {', '.join(map(_name, lost.head(_MOST_NAMED).iter_rows(named=True)))}{more}"
@@ -138,15 +143,19 @@ def _name(row: dict[str, Any]) -> str:
     return cut(plain(row["host"]))
 
 
-def _why(row: dict[str, Any]) -> str:
+def why(row: dict[str, Any]) -> str:
     """Return cause and recurrence of a row of ``tpunb.schema.HOSTS``."""
     where = [plain(row[name]) for name in ("device", "op") if row[name] is not None]
     cause = f"{row['cause']} of {', '.join(map(cut, where))}" if where else f"cause {row['cause']}"
+    if row["place"] is not None:
+        cause = f"{'' if row['cause'] == 'unknown' else row['cause'] + ' '}at {cut(plain(row['place']), 80)}"
     return f"{cause}, {row['recurrence']}"
 
 
 _ALPHA = 0.05  # share of sound jobs in which a host would be named
 _RANKED, _UPPER = 128, 2 / 3  # hosts whose gains are compared: at most, and as a part of all
+_LEAST_COST = 0.05  # of step time, of a host that is late in one step after the other: goodput counts from there
+_FEWEST_SAMPLES, _AT_PLACE = 3, 0.2  # of a place; part of the lateness that a host spends there more than others
 _REPLAYED = 16  # hosts, where replica groups separate hosts
 
 
@@ -155,9 +164,12 @@ def hosts(run: Run) -> Hosts:
 
     At a collective all devices of a group wait for the last one, which has the shortest run, whatever the clocks show.
     A host that is last costs the time to the second-last. Hosts are named if their cost exceeds what the costs of the
-    others explain: spacings of the largest values, times their rank, have one exponential distribution [1]_. Without
-    collectives, arrival is the end of the step. A job with pipeline parallelism (`Steps.pipeline`) is replayed with
-    operations of typical length instead, after [2]_: ``what_if`` has its slowdown by operation, worker and stage.
+    others explain: spacings of the largest values, times their rank, have one exponential distribution [1]_; or if a
+    host costs more than the others in one step after the other, by the means of batches of steps, and 5 % of step time.
+    Without collectives of devices, ranks that wait on the host are judged by what they do not compute in backward
+    passes and collectives; else arrival is the end of the step. A job with pipeline parallelism (`Steps.pipeline`) is
+    replayed with operations of typical length instead, after [2]_: ``what_if`` has its slowdown by operation, worker
+    and stage.
 
     Parameters
     ----------
@@ -180,10 +192,18 @@ def hosts(run: Run) -> Hosts:
     return _hosts(steps(loaded(run, "hosts")))
 
 
+def slow_ranks(steps: Steps) -> Hosts | None:
+    """Return `hosts` of ranks whose clocks recorded their waits for each other; None for other runs."""
+    waited = steps.frame.filter(pl.col("peers_ps") > 0)["host"]
+    return _hosts(steps) if waited.len() and steps.frame["host"].n_unique() > 1 else None
+
+
 @memoised
 def _hosts(steps: Steps) -> Hosts:
     tables = of_job(steps).by_host or host_tables(steps)  # one host is no job
     frame = tables.frame.filter(pl.col("traced") == "full")
+    if steps.pipeline.is_empty() and (tables.collectives["instance"] > 0).sum() == 0:
+        frame = frame if (waits := _waits(tables.frame, (steps.wall or WallClock(0)).spans)).is_empty() else waits
     if frame.is_empty():
         raise NoSteps(f"{steps.name or 'the job'} has no step that was traced in full")
     if not steps.pipeline.is_empty():
@@ -196,7 +216,8 @@ def _hosts(steps: Steps) -> Hosts:
     together = _together(barriers, order)
     if any(component.max(initial=0) > 0 for component in barriers.groups):
         costs, order, together = _replayed(barriers, costs, order)
-    named = order[: _outliers(np.diff(together, prepend=0)[:-1])]
+    unlike = _outliers(np.diff(together, prepend=0)[:-1])
+    named = order[: max(unlike, _steadily_late(barriers, order, _LEAST_COST * _span_ps(frame)))]
     late = _lateness(barriers)
     skew, drift = clocks(barriers)
     whole = (("costs_ps", costs[order]), ("together_ps", together), ("skew_ps", skew[order]))
@@ -209,6 +230,9 @@ def _hosts(steps: Steps) -> Hosts:
         named=pl.int_range(pl.len()) < len(named),
     )
     reasons = causes(barriers, tables, frame, late, named.tolist())
+    of_named = pl.DataFrame({"host": names[named], "late_ps": late[:, named].clip(0).sum(axis=0)})
+    places = _places((steps.wall or WallClock(0)).samples, frame, barriers, of_named)
+    reasons = reasons.join(places, on="host", how="left", maintain_order="left")
     every = [int(step) for step in barriers.steps]
     lateness = {
         "host": pl.Series(barriers.hosts, dtype=schema.NAME)[np.repeat(np.arange(len(names)), len(every))],
@@ -297,6 +321,57 @@ def _outliers(gains: Floats) -> int:
     return 0
 
 
+def _steadily_late(barriers: Barriers, order: Ints, least: float) -> int:
+    """Return how many of the first hosts cost more than the mean of those after them in batch after batch of steps.
+
+    Each costs at least a time, and more than twice the half of its 95 % interval.
+    """
+    for k, host in enumerate(order[:-1][:_RANKED]):
+        gains = np.zeros((len(barriers.steps), len(order)))
+        for rows, hosts in barriers.blocks:
+            if len(left := hosts[np.isin(hosts, order[k:])]) > 1:
+                who, wait = _top(barriers.wait[np.ix_(rows, left)], (rows, left))
+                np.add.at(gains, (barriers.step[rows], who[:, 0]), wait[:, 1] - wait[:, 0])
+        more = gains[:, host] - gains[:, order[k + 1 :]].mean(axis=1)
+        error = batch_means.error(batch_means.means(more), len(more))
+        low, _ = batch_means.ends(more.mean(), (error, len(more)), (np.zeros_like(error), len(more)))
+        if not (more.sum() >= least and (error == 0 or 2 * (more.mean() - low) < more.mean())):
+            return k
+    return max(len(order) - 1, 0)
+
+
+def _waits(frame: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps of ranks that wait for each other on the host, with ``waited_ps``: also until the next step.
+
+    Where only some ranks evaluate, training steps are numbered without others.
+    """
+    frame = frame.drop_nulls("peers_ps")
+    if frame["host"].n_unique() < 2 or not (frame["peers_ps"] > 0).any():
+        return frame.clear()
+    ends = frame.select("host", "step", "start_ps", until_ps=pl.col("start_ps") + pl.col("dur_ps")).sort("start_ps")
+    spans = spans.filter(account=schema.PEERS).select("host", "start_ps", after_ps="dur_ps").sort("start_ps")
+    spans = spans.join_asof(ends, on="start_ps", by="host", check_sortedness=False)
+    after_ps = pl.col("after_ps").filter(pl.col("start_ps") >= pl.col("until_ps")).sum()
+    after = spans.group_by("host", "step").agg(after_ps)
+    frame = frame.join(after, on=["host", "step"], how="left", maintain_order="left")
+    frame = frame.with_columns(waited_ps=pl.col("peers_ps") + pl.col("after_ps").fill_null(0))
+    numbered = frame.with_columns(step=aligned(frame))
+    return numbered if numbered["step"].equals(frame["step"]) else numbered.filter(kind="train")
+
+
+def _places(samples: pl.DataFrame, frame: pl.DataFrame, barriers: Barriers, late: pl.DataFrame) -> pl.DataFrame:
+    """Return (host, place): where in the program hosts, with how late they are, are more often than the others."""
+    low, high = (int(time) for time in frame["start_ps"].sort().gather([0, -1]))
+    samples = samples.filter(pl.col("start_ps").is_between(low, high), pl.col("host").is_in(barriers.hosts))
+    shares = samples.group_by("host", "place").agg(n=pl.len())
+    shares = shares.with_columns(share=pl.col("n") / pl.col("n").sum().over("host"))
+    others = (pl.col("share").sum().over("place") - pl.col("share")) / max(samples["host"].n_unique() - 1, 1)
+    shares = shares.with_columns(more_ps=(pl.col("share") - others) * (high - low)).join(late, on="host")
+    found = (pl.col("n") >= _FEWEST_SAMPLES) & (pl.col("more_ps") >= _AT_PLACE * pl.col("late_ps"))
+    order = shares.drop_nulls("place").filter(found).sort("more_ps", "place", descending=[True, False])
+    return order.unique("host", keep="first").select("host", "place")
+
+
 def _replayed(barriers: Barriers, costs: Floats, order: Ints) -> tuple[Floats, Ints, Floats]:
     """Return costs, order and joint gains by a replay of the job, for the dearest hosts; NaN for others."""
     # where groups of hosts wait for each other, a delay costs the job as far as it reaches the end through others
@@ -356,7 +431,7 @@ def _critical(barriers: Barriers, skew: Floats) -> pl.DataFrame:
         waits = barriers.wait[at, members]
         last, second = members[waits.argmin()], np.partition(waits, min(1, len(waits) - 1))[min(1, len(waits) - 1)]
         earlier = next((ends[before, last] for before in range(at - 1, -1, -1) if took_part[before, last]), np.nan)
-        dur = ends[at, last] - earlier if barriers.by == "collectives" else -barriers.wait[at, last]
+        dur = ends[at, last] - earlier if barriers.by != "step ends" else -barriers.wait[at, last]
         device = int(barriers.device[at, last])
         gain = second - waits.min()
         named = barriers.hosts[last], None if device < 0 else barriers.devices[device], barriers.name[at]
@@ -386,6 +461,10 @@ def causes(
         "compile": _by_step(barriers, frame, pl.col("compile_ps")),
         "host": _by_step(barriers, frame, pl.col("idle_ps")),
     }
+    if barriers.by == WAITS:  # since the last step, without waits
+        end_ps = pl.col("start_ps") + pl.col("dur_ps")
+        since_ps = end_ps - pl.coalesce(end_ps.shift().over("host"), "start_ps")
+        times["host"] = _by_step(barriers, frame.sort("host", "step"), since_ps - pl.col("waited_ps"))
     ops, self_ps = _by_op(barriers, tables)
     roles = np.array([tables.roles.get(name, "") for name in barriers.hosts])
     rows: list[tuple[str | None, ...]] = []
@@ -414,10 +493,10 @@ def causes(
 def _recurrence(lateness: Floats) -> str:
     """Return in which steps a host is late, in words: by 50 % of the mean of late steps, or more."""
     ran = np.flatnonzero(lateness >= (lateness**2).sum() / max(lateness.sum(), 1) / 2)
-    gaps = np.diff(ran)
+    gaps, usual = np.diff(ran), lateness >= lateness.mean() / 2
     if len(ran) < 2:
         return "once"
-    if len(ran) >= _REGULAR * len(lateness):
+    if max(len(ran), usual.sum()) >= _REGULAR * len(lateness):
         return "every step"
     every = int(np.median(gaps))
     return f"every {every} steps" if len(gaps) > 1 and (gaps == every).mean() >= _REGULAR else "bursts"

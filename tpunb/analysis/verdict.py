@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from tpunb.analysis.account_segments import COMPUTING, INSIDE_STEPS, OTHERS
-from tpunb.analysis.advice import ACCOUNT_RULES, RULES, advise
+from tpunb.analysis.advice import ACCOUNT_RULES, RULES, SAME_LINE, advise
 from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
 from tpunb.analysis.metrics import IMPORTS
+from tpunb.analysis.stragglers import slow_ranks, why
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
-from tpunb.schema import ACCOUNTS
+from tpunb.schema import ACCOUNTS, PEERS
 from tpunb.text import cut, duration, percent, plain
 
 _FEWEST_SAMPLES = 3  # in an account whose place is named
@@ -21,7 +22,7 @@ _OF_STEPS = {"eager steps": "The steps run operation by operation", "slowing ste
 _LOADED = 0.25  # share of run time that other programs may take of a healthy run
 _LEAST_SHARE = 0.1  # share of run time that an account takes, or advice saves, to be named
 _LEAST_EVALUATION = 0.2  # of an evaluation that the program asks for
-_ONCE = ("preparation", "program startup", "checkpoint restore", "data loading")  # also before or after it trains
+_ONCE = ("preparation", "program startup", "checkpoint restore", "data loading", PEERS)  # also beside the training
 _TRAINED = 2  # steps, after which it trains
 
 
@@ -95,6 +96,8 @@ def _of_time(phases: Phases, advice: pl.DataFrame, run: Goodput) -> Verdict:
     advised = {of.get(rule) for rule in [*advice["rule"], *mostly["rule"]]}
     account, cause, first = _headline(run, advised, imports=imports["share"].sum() > 0.5)
     time_ps, others = run.time_ps(account or "other"), others_used(run)
+    if (slow := _slow_rank(phases, run, 0 if account in (None, PEERS) else time_ps)) is not None:
+        return slow
     computing_ps = sum(map(run.time_ps, COMPUTING))  # with what steps compile
     eager, most = pl.col("rule") == "eager steps", pl.col("saves_ps") >= computing_ps / 2  # not in operations
     of_steps = advice.head(1).filter(pl.col("rule").is_in([*_OF_STEPS]), ~eager | most)
@@ -126,6 +129,21 @@ def _of_time(phases: Phases, advice: pl.DataFrame, run: Goodput) -> Verdict:
         do = f"{about}: {action}, {saves}"
     healthy = account is None and of_steps.is_empty()
     return Verdict(f"{first}. {do}.", account, action, best["saves_ps"], healthy)
+
+
+def _slow_rank(phases: Phases, run: Goodput, least_ps: int) -> Verdict | None:
+    """Return the rank that costs a job most, its line and cause, if that is a tenth of step time, and a least time."""
+    ranks = slow_ranks(phases.steps)
+    if ranks is None or (named := ranks.frame.filter("named").drop_nulls("place")).is_empty():
+        return None
+    row, cost_ps = named.row(0, named=True), int(named["costs_ps"][0])
+    if cost_ps < max(least_ps, _LEAST_SHARE * ranks.span_ps):
+        return None
+    took = f"{duration(cost_ps)} of {duration(run.wall_ps)} ({percent(cost_ps / run.wall_ps)} of run time)"
+    first = f"{cut(plain(row['host']))} delays the other ranks by {took}: {why(row)}"
+    more = f", and {named.height - 1} more do" * (named.height > 1)
+    do = f"{SAME_LINE[0].upper()}{SAME_LINE[1:]}: saves up to {duration(cost_ps)}"
+    return Verdict(f"{first}{more}. {do}.", PEERS, SAME_LINE, cost_ps)
 
 
 def _healthy(run: Goodput) -> str:

@@ -131,9 +131,14 @@ class Steps(Tabular):
         rows = schema.check(read(), getattr(schema, name.upper()), name)
         return rows.join(self.frame.select("host", "step"), on=["host", "step"], how="semi", maintain_order="left")
 
+    @property
+    def count(self) -> int:
+        """Number of steps, which all hosts of a job take together."""
+        return self.frame["step"].n_unique()
+
     def __repr__(self) -> str:
-        full = self.frame.filter(pl.col("traced") == "full").height
-        parts = [plural(len(self), "step"), plural(self.ops["op"].n_unique(), "op"), f"{full} traced in full"]
+        full = self.frame.filter(pl.col("traced") == "full")["step"].n_unique()
+        parts = [plural(self.count, "step"), plural(self.ops["op"].n_unique(), "op"), f"{full} traced in full"]
         rules = self.frame["rule"].unique().to_list()
         parts += [f"inferred from {source}" for rule, source in _INFERRED.items() if rule in rules]
         return f"Steps({', '.join(parts)})"

@@ -74,6 +74,7 @@ TICKS: schema.Schema = {
     "callbacks_ps": pl.Int64(),  # in callbacks of the framework
     "dispatch_ps": pl.Int64(),  # before the framework is asked to compute
     "found_by": pl.String(),  # of ``tpunb.schema.RULE``; null in runs of an earlier version
+    "peers_ps": pl.Int64(),  # without work in collectives and backward passes, of a job of several ranks
 }
 """One row per step that ended, by the host clock; a step may have several rows."""
 
@@ -548,7 +549,7 @@ def _latest(source: _Source | None, facts: Mapping[str, Any], ticks: pl.DataFram
     rows = [line for line in lines if len(line) == len(JOURNAL)]
     numbers, names = pl.all().exclude("kind", "found_by"), {name: f"{name[:-2]}ps" for name in JOURNAL if "_ns" in name}
     steps = pl.DataFrame(rows, dict.fromkeys(JOURNAL, pl.String), orient="row").with_columns(
-        numbers.cast(pl.Int64, strict=False), host=pl.lit(host)
+        numbers.cast(pl.Int64, strict=False), host=pl.lit(host), peers_ps=pl.lit(None, pl.Int64)
     )
     steps = steps.drop_nulls(["step", "end_ns"]).with_columns(pl.col("start_ns", "end_ns") - origin_ns)
     steps = steps.filter(pl.col("start_ns").is_between(0, pl.col("end_ns")), pl.col("end_ns") < _MOST_PS // 1000)

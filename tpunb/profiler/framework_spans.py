@@ -17,6 +17,7 @@ from tpunb.profiler.keras import running_method
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.sources.frameworks import loaded
 from tpunb.profiler.step_clock import NEW_FUNCTION, StepClock
+from tpunb.schema import PEERS
 from tpunb.signals import Spent
 from tpunb.text import cut, plain
 from tpunb.training.patching import Hook, wrapped
@@ -47,6 +48,18 @@ _FILES: dict[str, dict[str | None, dict[str, str]]] = {
     "lightning.pytorch.loops.evaluation_loop": {"_EvaluationLoop": {"run": _EVALUATES}},
 }
 """Accounts of functions, by module and class; saving in the background counts as far as the program waits for it."""
+
+_PEERS = {
+    "torch.distributed": (
+        *("init_process_group", "destroy_process_group", "new_group", "barrier", "monitored_barrier", "Work.wait"),
+        *("all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "broadcast_object_list", "all_gather"),
+        *("all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "gather", "gather_object", "scatter"),
+        *("scatter_object_list", "all_to_all", "all_to_all_single", "reduce_scatter", "reduce_scatter_tensor"),
+    ),
+    # as a DistributedDataParallel is made
+    "torch.nn.parallel.distributed": ("_verify_param_shape_across_processes", "_sync_module_states"),
+}
+"""Functions in which a rank waits for the others, by module."""
 
 _HANDLER = "transformers.trainer_callback"  # calls the callbacks of its Trainer
 _PROFILER = "lightning.pytorch.profilers.profiler"  # has a context for each hook that Lightning calls
@@ -84,7 +97,7 @@ class FrameworkSpans:
 
     def patch_loaded(self) -> None:
         """Patch what has been imported since the last call."""
-        for name in {*_FILES, _TRACING, _HANDLER, _PROFILER, "jax"} - self._patched:
+        for name in {*_FILES, *_PEERS, _TRACING, _HANDLER, _PROFILER, "jax"} - self._patched:
             if loaded(name) is not None:
                 with self._lock:
                     if self._open and name not in self._patched:
@@ -101,6 +114,13 @@ class FrameworkSpans:
             self._wrap(module.CallbackHandler, "call_event", self._timed_callbacks)
         elif name == _PROFILER:
             self._wrap(module.Profiler, "profile", self._timed_hook)
+        elif name in _PEERS:
+            self._find_peers()
+            for path in _PEERS[name]:
+                of_class, _, function = path.rpartition(".")
+                detail = "DistributedDataParallel" if path.startswith("_") else path
+                of = getattr(module, of_class, None) if of_class else module
+                self._wrap(of, function, partial(self._timed_call, detail))
         else:
             for owner, functions in _FILES[name].items():
                 for function, account in functions.items():
@@ -124,6 +144,32 @@ class FrameworkSpans:
                 return original(*args, **kwargs)
             with self._clock.within(account, detail):
                 return original(*args, **kwargs)
+
+        return function
+
+    def _find_peers(self) -> None:
+        """Let the clock know once the process is one of several ranks."""
+        distributed: Any = sys.modules.get("torch.distributed")
+        with suppress(AttributeError, RuntimeError, ValueError):  # a build without it, or a group that has ended
+            self._clock.has_peers = distributed.is_initialized() and distributed.get_world_size() > 1
+
+    def _timed_call(self, detail: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function in which the ranks of a job wait for each other."""
+        clock, begins = self._clock, detail == "init_process_group"
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            # the outer one of functions that call each other is what the program does
+            if not (clock.has_peers or begins) or not clock.trains_here or clock.is_in(PEERS):
+                return original(*args, **kwargs)
+            start_ns, worked_ns = clock.enter(PEERS), time.thread_time_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                wait_ns, end_ns = clock.waited(start_ns, worked_ns), clock.leave()
+                clock.on_spent(Spent(PEERS, detail, end_ns - wait_ns, end_ns))
+                if begins:
+                    self._find_peers()
 
         return function
 

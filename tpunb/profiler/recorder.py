@@ -262,8 +262,8 @@ class RunRecorder:
         """Return a row of TICKS, in the run's time."""
         causes = record.input_ns, record.callbacks_ns, record.dispatch_ns
         times = (record.start_ns - self._origin_ns, record.end_ns - self._origin_ns, *causes)
-        in_ps = (None if ns is None else ns * 1000 for ns in times)
-        return (self.reducer.host, record.step, record.kind, *in_ps, record.rule)
+        *in_ps, peers_ps = (None if ns is None else ns * 1000 for ns in (*times, record.peers_ns))
+        return (self.reducer.host, record.step, record.kind, *in_ps, record.rule, peers_ps)
 
     def _span(self, spent: Spent) -> tuple[object, ...]:
         """Return a row of SPANS, in the run's time."""

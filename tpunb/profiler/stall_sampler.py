@@ -13,6 +13,7 @@ import dis
 import gc
 import linecache
 import math
+import multiprocessing
 import os
 import queue
 import re
@@ -551,11 +552,24 @@ def _dotted(node: ast.expr) -> str:
 _ROWS = 86_400  # at most between two takes
 
 
+def _launcher(process: psutil.Process) -> psutil.Process:
+    """Return the process whose descendants are the job: that of ``tpunb run``, or what started ranks; else itself."""
+    job = process
+    with suppress(psutil.Error, OSError):
+        if "TPUNB_RUN_ANCESTOR" in os.environ and (hook := os.environ.get("PYTHONPATH", "").partition(os.pathsep)[0]):
+            of_job = takewhile(lambda each: each.environ().get("PYTHONPATH", "").startswith(hook), process.parents())
+            job = deque([job, *of_job], 1).pop()
+        if job is process and ("LOCAL_RANK" in os.environ or multiprocessing.parent_process()):
+            job = process.parent() or process
+    return job
+
+
 class ProcessLoad:
     """The load of this process and its machine; times are by the monotonic clock."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
+        self._launcher = _launcher(self._process)
         self._processors = psutil.cpu_count() or 1
         self._children: dict[int, psutil.Process] = {}  # that the last sample saw, such as workers
         self._sampled_ns: int | None = None
@@ -568,7 +582,7 @@ class ProcessLoad:
         if self.failure is not None or (start_ns is not None and now_ns - start_ns < LIMITS.load_ns):
             return
         try:  # both are shares of the time since the last call in this thread: the first has no meaning
-            cpu = (self._process.cpu_percent() + self._cpu_of_children()) / 100 / self._processors
+            cpu = (self._process.cpu_percent() + self._cpu_of_job()) / 100 / self._processors
             machine_cpu = psutil.cpu_percent() / 100
             rss_bytes = self._process.memory_info().rss
         except (psutil.Error, OSError, NotImplementedError) as error:  # a sandbox may hide the figures
@@ -578,9 +592,12 @@ class ProcessLoad:
         if start_ns is not None:
             self._rows.append((start_ns, min(cpu, 1.0), machine_cpu, rss_bytes))
 
-    def _cpu_of_children(self) -> float:
-        """Return the percent of a processor that child processes used, of those that the last sample saw too."""
-        present = {child.pid: child for child in self._process.children(recursive=True)}
+    def _cpu_of_job(self) -> float:
+        """Return the percent of a processor of workers and other ranks, of those that the last sample saw too."""
+        if self._launcher is not self._process and not self._launcher.is_running():
+            self._launcher = self._process
+        job = [self._launcher, *self._launcher.children(recursive=True)]
+        present = {each.pid: each for each in job if each != self._process}
         self._children = {pid: self._children.get(pid, child) for pid, child in present.items()}
         percent = 0.0
         for child in self._children.values():

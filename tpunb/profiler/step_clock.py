@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from statistics import median
 from threading import get_ident
-from time import monotonic, monotonic_ns, sleep
+from time import monotonic, monotonic_ns, sleep, thread_time_ns
 from typing import Any, NamedTuple, TypeVar
 
 from tpunb.errors import warn_user
@@ -53,6 +53,7 @@ class StepRecord(NamedTuple):
     rule: str = "mark"  # of ``tpunb.schema.RULE``
     launches_ns: tuple[int, int] | None = None  # when the host launched its work, if not from start to end
     done: bool = True  # whether start and end are known; if not, they are those of its launches
+    peers_ns: int | None = None  # of it, without work where a rank waits for others; None if it has none
 
 
 @dataclass(eq=False, slots=True)
@@ -115,6 +116,8 @@ class StepClock:
         self._ended: deque[OpenStep] = deque()  # `take` makes records of them
         self._last: OpenStep | None = None  # that ended, while later launches may belong to it
         self._until_ns = 0  # end of the last record
+        self.has_peers = False  # whether other ranks take part in the steps
+        self._waits: deque[tuple[int, int]] = deque(maxlen=LIMITS.most_samples)  # for them: start and time
         self._launches = False  # whether there was any launch
         self.in_flight = InFlight()
         self._latest: Work | None = None
@@ -273,6 +276,21 @@ class StepClock:
         self.complete()
         if (step := self._open) is not None and not step.explicit and not self._closed:
             self.on_step(step.record(self._progress_ns))
+
+    def waited(self, start_ns: int, worked_ns: int) -> int:
+        """Record and return what the thread did not work in a call in which ranks wait for each other."""
+        # from the start by the clock, and by that of the thread: a backward pass computes, too
+        wait_ns = max(0, monotonic_ns() - start_ns - (thread_time_ns() - worked_ns))
+        self._waits.append((start_ns, wait_ns))
+        return wait_ns
+
+    def _peers_ns(self, step: OpenStep) -> int | None:
+        """Return how long a step waited for other ranks, None if there are none; steps come in order."""
+        total_ns = 0
+        while self._waits and self._waits[0][0] < step.end_ns:
+            start_ns, wait_ns = self._waits.popleft()
+            total_ns += wait_ns if start_ns >= step.start_ns else 0
+        return total_ns if self.has_peers else None
 
     def draw(self, function: Callable[[S], T], source: S) -> T:
         """Return ``function(source)``, and record its time as input wait, but for checkpoints and trials within it."""
@@ -472,7 +490,7 @@ class StepClock:
         if step.work is not None:
             end_ns = max(end_ns, self.in_flight.done_ns(step.work))
         waited_ns = None if step.input_ns is None else max(0, step.input_ns - (start_ns - step.start_ns))
-        record = step.record(step.host_end_ns)
+        record = step.record(step.host_end_ns)._replace(peers_ns=self._peers_ns(step))
         self._until_ns = end_ns = max(start_ns, end_ns)
         if step.rule == "keras":
             return record

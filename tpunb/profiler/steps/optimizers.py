@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from time import monotonic_ns
+from time import monotonic_ns, thread_time_ns
 from typing import Any
 
 from tpunb.profiler.in_flight import Result
@@ -64,7 +64,11 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
 
     def learn(backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         begun_ns = monotonic_ns()
+        shared = loop.clock.has_peers and not torch.cuda.is_initialized()  # whose streams wait, not the host
+        worked_ns = thread_time_ns() if shared else 0
         value = backward(*args, **kwargs)
+        if shared:
+            loop.clock.waited(begun_ns, worked_ns)
         if loop.is_training():
             loop.learned(begun_ns)
             if torch.is_anomaly_enabled():
