@@ -124,7 +124,7 @@ class FrameworkFinder:
         )
 
     def _on_fork(self) -> None:
-        """Become the finder of a process without a capture: that of the parent goes on there."""
+        """Become the finder of a process without a capture: only that of the parent continues."""
         self._of_parent = self._capture, self._run  # to leave its block would end its run
         self._capture, self._run, self._begun, self._is_forked = ExitStack(), None, False, True
         self._ancestor_rank = self._rank
@@ -143,9 +143,9 @@ class FrameworkFinder:
         from types import SimpleNamespace
 
         variables, in_fork = dict(os.environ), self._is_forked and "polars" in sys.modules
-        from tpunb.profiler import capture
-        from tpunb.profiler.options import capture_arguments
-
+        # by name: the package knows this module, and not the other way round
+        capture = importlib.import_module("tpunb.profiler.capture")
+        capture_arguments = importlib.import_module("tpunb.profiler.options").capture_arguments
         with open(os.path.join(self._hook, REQUEST), encoding="utf-8") as file:  # noqa: PTH118, PTH123  as light as can be
             request = json.load(file)
         parent = os.environ.get(ANCESTOR, "::").split(":")[0] if self._is_spawned or self._is_forked else ""

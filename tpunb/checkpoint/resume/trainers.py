@@ -20,7 +20,6 @@ from threading import get_ident
 from typing import Any, TypeVar
 
 from tpunb.checkpoint.resume.loop_data import continue_pass
-from tpunb.checkpoint.resume.policy import Saving
 from tpunb.errors import TpunbError, brief, warn_user
 from tpunb.text import format_error
 from tpunb.torchdata.position import AHEAD, LoaderPass
@@ -386,7 +385,7 @@ _block = _Block()
 
 
 @contextmanager
-def listening(saving: Saving) -> Iterator[None]:
+def listening(saving: Any) -> Iterator[None]:  # a `Saving`, which knows the trainings of this module
     """Save the trainings of the block, if the program has imported a Trainer."""
     with _block.listening(saving):
         yield
