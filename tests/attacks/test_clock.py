@@ -27,6 +27,7 @@ MOMENTS = {  # where the system clock is read, and the moment that it names
     "profiler/options.py": "name of a run's folder",
     "io/run_writer.py": "last update of run.json",
     "io/run_storage.py": "age of run.json",
+    "io/run_folder.py": "age of run.json",
     "io/goodput_events.py": "start of a recorder",
     "training/snapshot.py": "save of a checkpoint",
     "studies/paper/about.py": "day of a recording",

@@ -21,7 +21,7 @@ import tpunb as tp
 from tpunb import cli
 from tpunb.errors import BadProfile, TpunbError
 from tpunb.frames.conversion import METADATA_BYTES, open_file, open_zip, read_file
-from tpunb.io import goodput_events, riegeli, run_storage, storage
+from tpunb.io import goodput_events, riegeli, run_folder, run_storage, storage
 from tpunb.io.formats import attempts
 from tpunb.mcp_server import RunTools
 from tpunb.training import snapshot
@@ -218,7 +218,7 @@ def test_any_file_of_a_run_that_is_none_is_one_line_or_left_out(runs, kind, name
     replaced(runs / "bad" / name, kind)
     for read in (tp.load, tp.report, tp.runs, lambda run: tp.load(run).events):
         ended(read, runs / "bad")
-    assert ended(run_storage.is_written, runs / "bad") is False
+    assert ended(run_folder.is_written, runs / "bad") is False
     assert ended(tp.runs, runs)["name"].to_list()[-1] in ("good", "bad")
 
 

@@ -19,7 +19,7 @@ from tpunb.analysis.run import Run, loaded, phases
 from tpunb.analysis.verdict import verdict
 from tpunb.errors import NoSteps, TpunbError
 from tpunb.frames import Phases, Profile
-from tpunb.io.run_storage import is_written
+from tpunb.io.run_folder import is_written
 from tpunb.schema import ACCOUNTS, MEMORY
 from tpunb.text import cut, duration, format_error, markdown, percent, plain, plural, short_time
 

@@ -156,7 +156,7 @@ def attempts(runs: PathLike | Iterable[PathLike | Profile]) -> list[Profile]:
     below = {_MEMBERS.sub("", name) for name in _runs(files)}
     earlier = sorted(filter(job_folder.ATTEMPT.fullmatch, below), key=lambda name: (len(name), name))
     if run_folder.RUN in files or "" in below:
-        return [*(load(f"{str(location).rstrip('/')}/{name}") for name in earlier), load(runs)]
+        return [*(load(f"{str(location).rstrip('/')}/{name}") for name in earlier), _load(runs)]
     below |= {name for name in files if name.endswith(goodput_events.ENDING)}
     if not below:
         raise _no_profile(location)

@@ -19,7 +19,7 @@
         load.parquet            LOAD
         programs.parquet        PROGRAMS that the windows ran
     ticks.parquet               TICKS of the last seconds, which may be in a part by now
-    latest.bin                  JOURNAL, while the run is running: the latest steps
+    latest.bin                  JOURNAL, until the run is whole: the latest steps and spans
     programs/                   each compiled program once, by a digest of its contents
         0123456789abcdef.hlo.pb.gz  HloProto
     plugins/profile/00007/      a raw window by its number, as XProf and TensorBoard open it
@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -57,9 +58,9 @@ from tpunb.io import logdir, parquet, storage
 from tpunb.io.storage import Location
 from tpunb.step_stats import aggregate, launches
 from tpunb.step_stats.numbering import Change, numbered
-from tpunb.text import duration, format_error, plural
+from tpunb.text import cut, duration, format_error, plain, plural
 
-RUN, DEVICE, TAIL, LATEST, OPS = "run.json", "device.json", "ticks.parquet", "latest.bin", "ops"
+RUN, DEVICE, TAIL, LATEST, OPS, LOCK = "run.json", "device.json", "ticks.parquet", "latest.bin", "ops", ".lock"
 
 VERSION = 3
 """The layout that a capture writes. Layout 2 had other names of columns and no spans, and can still be read."""
@@ -79,11 +80,15 @@ TICKS: schema.Schema = {
 """One row per step that ended, by the host clock; a step may have several rows."""
 
 JOURNAL = ("step", "kind", "start_ns", "end_ns", "input_ns", "callbacks_ns", "dispatch_ns", "found_by", "before")
-"""Columns of a row of the journal, a line with tabs: a step as it ended, and ``Steps.steps_before`` of the run. Times
-are nanoseconds by the clock that was at ``journal_origin_ns`` at the start; without that fact, since the epoch."""
+"""Columns of a row of the journal, a line with tabs: a step as it ended, and ``Steps.steps_before`` of the run; or,
+without a number, a span as it ended: ``kind`` is its account, ``found_by`` its detail. Times are nanoseconds by the
+clock that was at ``journal_origin_ns`` at the start; without that fact, since the epoch."""
 
-_ROW, LATEST_STEPS, _LONGEST_KIND = 160, 8192, 40
-"""Bytes of a row, and rows: the last of each step modulo their number."""
+_ROW, LATEST_STEPS, _LONGEST_KIND, _LONGEST_DETAIL = 160, 8192, 40, 64
+"""Bytes of a row, and rows: the last of each step modulo their number, then as many of spans."""
+
+ALIVE_S = 180.0
+"""Seconds since the last update of ``run.json`` after which a run without a lock counts as abandoned."""
 
 PROGRAMS: schema.Schema = {
     "host": pl.String(),
@@ -206,6 +211,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     tables = _reduced(facts, tables, files, skipped)
     ops: pl.LazyFrame = tables.pop("ops").lazy()
     hardware, span_ps, (overhead, interval), metadata, notes = _metadata(facts, files[RUN])
+    notes += (end := _cut(folder, facts))
     tables = {name: _plausible(frame, name, notes.append) for name, frame in tables.items()}
     origin_ns = facts.get("origin_ns")
     # the worker that ran the capture is on disk under its address: here, in one place, it gets the name of the host
@@ -260,7 +266,34 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         overhead_interval=interval,
         skipped=skipped,
         notes=notes,
+        is_cut=bool(end),
     )
+
+
+def is_written(folder: Path) -> bool:
+    """Return whether a capture writes to a folder at this moment; False where that is not known."""
+    try:
+        import fcntl
+
+        with open_file(folder / LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError, BadProfile):
+        pass
+    return False
+
+
+def _cut(folder: Location, facts: Mapping[str, Any]) -> list[str]:
+    """Return why the run is not whole, if so: it could not be written, or its process was killed."""
+    if isinstance(failure := facts.get("failure"), str):
+        return [f"the run is incomplete: {cut(plain(failure), 160)}"]
+    updated, path = facts.get("updated"), Path(folder.path)
+    goes_on = isinstance(updated, int | float) and time.time() - updated < ALIVE_S
+    if not folder.url and (path / LOCK).exists():  # else it is remote, or a copy
+        goes_on = is_written(path)
+    is_cut = facts.get("state") == "running" and not goes_on
+    return ["the run was cut: its process was killed before the capture had ended"] * is_cut
 
 
 def _plausible(frame: pl.DataFrame, table: str, note: Callable[[str], object]) -> pl.DataFrame:
@@ -362,8 +395,10 @@ def _settled(
                 ticks = tables["ticks"]
                 if tail.height:
                     ticks = pl.concat([ticks, tail.join(ticks, on=["host", "start_ps"], how="anti")])
-                latest, steps_before = _latest(contents.get(LATEST), facts, ticks)
+                latest, steps_before, spans = _latest(contents.get(LATEST), facts, ticks)
                 tables["ticks"] = pl.concat([ticks, latest])
+                key = (pl.col("start_ps") + pl.col("dur_ps"), "account", "host")  # work in flight moves their start
+                tables["spans"] = pl.concat([tables["spans"], spans.join(tables["spans"], on=key, how="anti")])
                 facts |= {} if steps_before is None else {"steps_before": steps_before}
             return facts, tables, files, lost + torn
         files = folder.below(refresh=True)
@@ -381,7 +416,7 @@ def _fetch(files: Mapping[str, Location]) -> dict[str, _Source]:
             with suppress(FileNotFoundError):  # the run has just ended, or a part been merged
                 if name == LATEST:
                     with open_file(path) as file:
-                        sources[name] = file.read(_ROW * LATEST_STEPS)
+                        sources[name] = file.read(2 * _ROW * LATEST_STEPS)
                 elif name == TAIL:
                     sources[name] = read_file(path)
                 elif _holds_ops(name) and not long:
@@ -528,7 +563,23 @@ def journal_row(record: tuple[int, *tuple[object, ...]]) -> tuple[bytes, int]:
     >>> row.strip(), at
     (b'8194\ttrain\t17\t23\tNone\tNone\tNone\tkeras\t0', 320)
     """
-    return (_LINE % record).encode()[: _ROW - 1].ljust(_ROW - 1) + b"\n", record[0] % LATEST_STEPS * _ROW
+    return _padded(_LINE % record), record[0] % LATEST_STEPS * _ROW
+
+
+def span_row(number: int, span: signals.Spent) -> tuple[bytes, int]:
+    r"""Return a row of the journal that is the span of this number, and its place.
+
+    >>> row, at = span_row(2, signals.Spent("evaluation", None, 17, 23))
+    >>> row.strip(), at == (8192 + 2) * 160
+    (b'None\tevaluation\t17\t23\tNone\tNone\tNone\t\tNone', True)
+    """
+    detail = " ".join((span.detail or "").split()).encode(errors="replace")[:_LONGEST_DETAIL].decode(errors="ignore")
+    record = (None, span.account, span.start_ns, span.end_ns, None, None, None, detail, None)
+    return _padded(_LINE % record), (LATEST_STEPS + number % LATEST_STEPS) * _ROW
+
+
+def _padded(row: str) -> bytes:
+    return row.encode(errors="replace")[: _ROW - 1].ljust(_ROW - 1) + b"\n"
 
 
 def fits_journal(kind: str) -> bool:
@@ -540,23 +591,31 @@ def fits_journal(kind: str) -> bool:
     return kind.isprintable() and len(kind.encode(errors="replace")) <= _LONGEST_KIND
 
 
-def _latest(source: _Source | None, facts: Mapping[str, Any], ticks: pl.DataFrame) -> tuple[pl.DataFrame, int | None]:
-    """Return the steps after the last of `ticks` in the journal of a run without an end, and the steps before it."""
+def _latest(
+    source: _Source | None, facts: Mapping[str, Any], ticks: pl.DataFrame
+) -> tuple[pl.DataFrame, int | None, pl.DataFrame]:
+    """Return the steps after the last of `ticks` in the journal, the steps before the run, and the journal's spans."""
     host, origin_ns = facts.get("host"), facts.get("journal_origin_ns", facts.get("origin_ns"))
     if not isinstance(source, bytes) or not isinstance(host, str) or not isinstance(origin_ns, int):
-        return ticks.clear(), None
+        return ticks.clear(), None, pl.DataFrame(schema=schema.SPANS)
     lines = (line.strip(" \0").split("\t") for line in source.decode(errors="replace").split("\n"))
     rows = [line for line in lines if len(line) == len(JOURNAL)]
     numbers, names = pl.all().exclude("kind", "found_by"), {name: f"{name[:-2]}ps" for name in JOURNAL if "_ns" in name}
     steps = pl.DataFrame(rows, dict.fromkeys(JOURNAL, pl.String), orient="row").with_columns(
         numbers.cast(pl.Int64, strict=False), host=pl.lit(host), peers_ps=pl.lit(None, pl.Int64)
     )
-    steps = steps.drop_nulls(["step", "end_ns"]).with_columns(pl.col("start_ns", "end_ns") - origin_ns)
+    steps = steps.drop_nulls("end_ns").with_columns(pl.col("start_ns", "end_ns") - origin_ns)
     steps = steps.filter(pl.col("start_ns").is_between(0, pl.col("end_ns")), pl.col("end_ns") < _MOST_PS // 1000)
     steps = steps.with_columns(pl.col(*names).clip(-1, _MOST_PS // 1000) * 1000).rename(names).sort("step")
+    spans = steps.filter(pl.col("step").is_null()).select(
+        *("host", "start_ps"),
+        dur_ps=pl.col("end_ps") - pl.col("start_ps"),
+        account="kind",
+        detail=pl.col("found_by").replace("", None),
+    )
     last, before = ticks.filter(host=host)["step"].max(), steps["before"].drop_nulls()
     later = steps.filter(pl.col("step") > (last if isinstance(last, int) else -1)).select([*TICKS])
-    return later, before[-1] if before.len() else None
+    return later, before[-1] if before.len() else None, spans
 
 
 def _stack(sources: Sequence[_Source], table: str) -> Any:

@@ -17,14 +17,11 @@ from typing import Any, TypeVar
 from uuid import uuid4
 from weakref import WeakSet
 
-from tpunb.errors import BadProfile, CaptureBusy, ProfileNotFound, TpunbError
-from tpunb.frames.conversion import open_file, read_file, write_atomically
+from tpunb.errors import CaptureBusy, ProfileNotFound, TpunbError
+from tpunb.frames.conversion import read_file, write_atomically
 from tpunb.io import storage
-from tpunb.io.run_folder import RUN
+from tpunb.io.run_folder import ALIVE_S, LOCK, RUN
 from tpunb.text import format_error
-
-ALIVE_S = 180.0
-"""Seconds since the last update of ``run.json`` after which a run without a lock counts as abandoned."""
 
 _MOVES = 16  # objects moved or removed in parallel
 
@@ -255,8 +252,6 @@ def refuse_if_running(folder: str, run_json: bytes) -> None:
         raise CaptureBusy(f"{folder} is being written by {holder}", hint=hint)
 
 
-LOCK = ".lock"
-
 _MOMENT_S = 0.02
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 """Errors of file systems without locks."""
@@ -324,20 +319,6 @@ class FolderLock:
     def moved(self, folder: Path) -> None:
         """Update the path after the folder was renamed."""
         self._path = folder / LOCK
-
-
-def is_written(folder: Path) -> bool:
-    """Return whether a capture writes to a folder at this moment; False where that is not known."""
-    try:
-        import fcntl
-
-        with open_file(folder / LOCK) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (ImportError, OSError, BadProfile):
-        pass
-    return False
 
 
 def holder_here() -> str:

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from io import FileIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -35,10 +36,12 @@ from tpunb.io.run_folder import (
     journal_row,
     program_name,
     raw_name,
+    span_row,
     unreduced_name,
 )
 from tpunb.io.run_storage import LocalFiles, RemoteFiles, holder_here
 from tpunb.io.storage import NoAnswer
+from tpunb.signals import Spent
 
 _TOGETHER = 16  # parts merged into one: their tables, or files, are kept in memory until then
 
@@ -74,7 +77,8 @@ class RunWriter:
         self._packed: dict[str, Mapping[str, bytes]] = {}  # files of merged parts that are to be merged, too
         self._merged: list[str] = []  # files of merged parts that are not removed yet
         self._last = self._single = -1  # number of a part, and of one that stays as it is
-        self._journal: FileIO | None = None  # of the latest steps
+        self._journal: FileIO | None = None  # of the latest steps and spans
+        self._spans = count()  # their numbers in it
         self._journaled = False  # whether it has begun
         self.has_journal_only = False  # whether the latest steps there are all that is kept of a run
         self._files: LocalFiles | RemoteFiles
@@ -113,30 +117,41 @@ class RunWriter:
 
     def step(self, record: tuple[int, *tuple[object, ...]]) -> None:
         """Write a step on a local disk, with the columns of ``run_folder.JOURNAL``, where a kill leaves it."""
+        self._write_latest(*journal_row(record))
+
+    def span(self, span: Spent) -> None:
+        """Write a span likewise; any thread may."""
+        self._write_latest(*span_row(next(self._spans), span))
+
+    def _write_latest(self, row: bytes, at: int) -> None:
         if not self._journaled and isinstance(self._files, LocalFiles):
             self._journaled = True
             with suppress(OSError):
                 self._journal = self._files.open_file(LATEST)
-        if self._journal is not None:
-            row, at = journal_row(record)
+        if (journal := self._journal) is not None:
             try:
-                self._journal.seek(at)
-                self._journal.write(row)
+                if hasattr(os, "pwrite"):  # a collection of garbage may write a span at any moment
+                    os.pwrite(journal.fileno(), row, at)
+                else:
+                    journal.seek(at)
+                    journal.write(row)
             except (OSError, ValueError):  # a full disk, or the end of the run
                 with suppress(OSError):
-                    self._journal.close()
+                    journal.close()
                 self._journal = None
 
     def facts(self, facts: Mapping[str, Any]) -> None:
         """Write ``run.json``, with the time and the process that wrote it."""
-        if facts.get("state", "running") != "running":  # from now on the next run may rename this one
+        ended = facts.get("state", "running") != "running"
+        if ended:  # from now on the next run may rename this one
             self._merge()
             self._pending, self._packed, self._merged, self._journaled = {}, {}, [], True
-            if self._journal is not None:
-                self._journal.close()
-                self._files.remove([LATEST] * (not self.has_journal_only))
         content = {"tpunb": VERSION, **facts, "updated": time.time(), "written_by": holder_here()}
         self._files.put(RUN, json.dumps(content, indent=1).encode())
+        if ended and self._journal is not None and not facts.get("failure"):  # the parts have all that it has
+            self._journal.close()
+            with suppress(OSError):
+                self._files.remove([LATEST] * (not self.has_journal_only))
 
     def part(self, number: int, tables: Mapping[str, pl.DataFrame]) -> None:
         """Write a part, any of the tables of `run_folder.TABLES`, with a number above the last; valid on return.

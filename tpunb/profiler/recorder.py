@@ -216,7 +216,7 @@ class RunRecorder:
                 return
             check_memory()
             host, origin_ns = self.reducer.host, self._origin_ns
-            spans = [self._spans.popleft() for _ in range(len(self._spans))]
+            spans = [*self._spans]
             clocked = {
                 "spans": pl.DataFrame(map(self._span, spans), schema=schema.SPANS, orient="row"),
                 "stalls": stall_sampler.rows(stalls, host, origin_ns),
@@ -228,6 +228,8 @@ class RunRecorder:
             self._writer.part(self._parts, {**(tables or {}), **clocked})
             self._parts += 1
             self._unwritten = []
+            for _ in spans:  # only now: after a failure the next part has them
+                self._spans.popleft()
 
     def write_tail(self) -> None:
         """Write the steps that no part holds yet, to be overwritten; the journal has them until then."""
@@ -256,7 +258,8 @@ class RunRecorder:
 
     def spend(self, detail: str, start_ns: int) -> None:
         """Record work of the profiler since then, beside the training."""
-        self._spans.append(Spent("profiler", detail, start_ns, time.monotonic_ns()))
+        self._spans.append(spent := Spent("profiler", detail, start_ns, time.monotonic_ns()))
+        self._writer.span(spent)
 
     def _row(self, record: StepRecord) -> tuple[object, ...]:
         """Return a row of TICKS, in the run's time."""

@@ -145,6 +145,7 @@ class CaptureSession:
 
     def __enter__(self) -> CaptureSession:
         self.clock.on_step = lambda record: self.writer.step((*record[:8], self.clock.steps_before))
+        self.clock.on_span = self.writer.span
         self.scheduler = WindowScheduler(self._schedule, self._origin_ns / 1e9)
         self.recorder = RunRecorder(self.writer, self.clock, self.scheduler, self._keep, self._origin_ns)
         self._write_facts()
@@ -514,8 +515,8 @@ class CaptureSession:
                 self._fail(error)
                 self.stop("stopped")
 
-    def _write_facts(self) -> None:
-        """Write ``run.json``."""
+    def _write_facts(self, state: str = "running") -> None:
+        """Write ``run.json``; what reads it takes a run with another state for whole."""
         try:
             facts = self.source.facts()
         except Exception as error:  # noqa: BLE001  a user's source may raise anything
@@ -527,7 +528,8 @@ class CaptureSession:
                 **facts,
                 **({"resumed": self.resumed} if self.resumed else {}),
                 "options": {**vars(self._schedule), **options},
-                "state": self._state if self._failure is None else f"{self._state}, incomplete",
+                "state": state if self._failure is None or state == "running" else f"{state}, incomplete",
+                "failure": None if self._failure is None else format_error(self._failure),
                 **({} if self._span_ns is None else {"span_ps": self._span_ns * 1000}),
             },
             self._seconds,
@@ -577,7 +579,10 @@ class CaptureSession:
                 if not free:
                     self._fail(TimeoutError("the write in progress did not end"))
                 last = partial(self.recorder.collect_steps, final=True)
-                writes = last, self.recorder.write_part, self.recorder.write_unreduced, self._write_facts
+                facts = partial(
+                    self._write_facts, self._state
+                )  # when all else is written: the state is that of a whole run
+                writes = last, self.recorder.write_part, self.recorder.write_unreduced, facts
                 for write in writes if free else ():
                     try:
                         write()

@@ -124,6 +124,7 @@ class StepClock:
         self.marked = False  # whether the program marks its steps
         self.annotates = False  # whether the clock enters an annotation of the framework now
         self.on_step: Callable[[StepRecord], None] = lambda _: None  # called as a step ends, in the thread that trains
+        self.on_span: Callable[[Spent], None] = lambda _: None  # likewise, as a span ends
         self.boundary: Callable[[], None] = lambda: None  # called between steps: a source may have something to do
         self.fetched: Callable[[], tuple[int, int] | None] = lambda: None  # start and time of the fetch before a mark
         self.paused: Callable[[], None] = lambda: None  # called as Keras begins a step
@@ -378,6 +379,7 @@ class StepClock:
         if self._closed or not self.trains_here or not (whole or (dur_ns >= LIMITS.shortest_span_ns and not waits)):
             return
         self._spans.append((spent, None if spent.account in _AROUND else self._latest))
+        self.on_span(spent)
         if waits:  # our own work as Keras asks for the next batch
             self._other_ns += max(0, dur_ns)
 
