@@ -252,8 +252,7 @@ def _arrange(folder: str, captured: Sequence[str]) -> dict[str, Process]:
     Behind a URL, and while one of them still writes, they stay where they are: readers find the run among them.
     """
     from tpunb.io import job_folder
-    from tpunb.io.run_folder import LATEST, RUN
-    from tpunb.io.run_storage import is_written
+    from tpunb.io.run_folder import LATEST, RUN, is_written
     from tpunb.io.storage import local
 
     if "://" in folder:

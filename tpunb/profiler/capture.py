@@ -224,6 +224,11 @@ spawned_by = ""
 """The process that started this one as a process of ``multiprocessing``, if `tpunb run` captures it."""
 
 
+def forget_parent() -> None:
+    """Let a forked process capture: the run that began before the fork is its parent's."""
+    _running.clear()
+
+
 def on_import() -> None:
     """Watch a framework from the end of its import on, instead of the next look for new imports."""
     for session in _running:

@@ -144,7 +144,7 @@ class FrameworkFinder:
 
         variables, in_fork = dict(os.environ), self._is_forked and "polars" in sys.modules
         # by name: the package knows this module, and not the other way round
-        capture = importlib.import_module("tpunb.profiler.capture")
+        capture: Any = importlib.import_module("tpunb.profiler.capture")
         capture_arguments = importlib.import_module("tpunb.profiler.options").capture_arguments
         with open(os.path.join(self._hook, REQUEST), encoding="utf-8") as file:  # noqa: PTH118, PTH123  as light as can be
             request = json.load(file)
@@ -153,6 +153,8 @@ class FrameworkFinder:
         place = self._place(request["folder"])
         capture.began_ns, capture.spawned_by, capture.has_journal_only = self._imported_ns, parent, in_fork
         options = capture_arguments(SimpleNamespace(**request["options"]))
+        if self._is_forked:
+            capture.forget_parent()
         if in_fork:
             options |= {"schedule": capture.Schedule.ticks(), "stacks": False}
         self._run = self._capture.enter_context(capture.capture(place, **options))

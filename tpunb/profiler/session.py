@@ -340,7 +340,7 @@ class CaptureSession:
 
     def disown(self) -> None:
         """Become, in a forked process, a copy that records nothing: the run and its threads are the parent's."""
-        self._forked = self.is_over = True
+        self._forked = True
         self.recorder.stalls.restore_interval()
         self.clock.in_flight = InFlight()  # a thread of the parent may hold the lock of the other
         self.clock.close()
