@@ -1007,7 +1007,7 @@ def test_a_file_that_grows_too_large_is_an_error_and_leaves_nothing(tmp_path):
         assert limited.process.stdout.read() == "27\n27\n"
     assert steps_of(tmp_path / "run") == [0]
     assert tp.load(tmp_path / "run").name == "limited"
-    assert below(tmp_path / "run") == sorted(["run.json", *(f"parts/00000/{file}" for file in FILES)])
+    assert below(tmp_path / "run") == sorted([".lock", "run.json", *(f"parts/00000/{file}" for file in FILES)])
 
 
 TOO_LARGE = """import resource

@@ -88,10 +88,10 @@ class LocalFiles:
                 except OSError:  # not empty, or missing
                     break
 
-    def close(self) -> None:
-        """Release the lock, if held."""
+    def close(self, *, ended: bool = True) -> None:
+        """Release the lock, if held; its file tells readers that nobody writes a run whose ``run.json`` has no end."""
         if self._lock is not None:
-            self._lock.release()
+            self._lock.release(remove=ended)
             self._lock = None
 
     def _refuse_other_content(self) -> None:
@@ -170,7 +170,7 @@ class RemoteFiles:
         if paths := [*names]:
             self._bounded(lambda: self._remove_all(paths))
 
-    def close(self) -> None:
+    def close(self, *, ended: bool = True) -> None:
         """Do nothing: ``run.json`` says that the run has ended."""
 
     def forget(self) -> None:
@@ -303,7 +303,7 @@ class FolderLock:
         file.write(holder_here().encode())
         return cls(path, file)
 
-    def release(self) -> None:
+    def release(self, *, remove: bool = True) -> None:
         """Release the lock; a second call, or one in a forked process, does nothing."""
         if (file := self._file) is None:
             return
@@ -311,7 +311,7 @@ class FolderLock:
 
         self._file = None
         with file:
-            if _is_at(file, self._path):
+            if remove and _is_at(file, self._path):
                 with suppress(OSError):  # an empty file does no harm
                     self._path.unlink()
             fcntl.flock(file, fcntl.LOCK_UN)

@@ -81,6 +81,7 @@ class RunWriter:
         self._spans = count()  # their numbers in it
         self._journaled = False  # whether it has begun
         self.has_journal_only = False  # whether the latest steps there are all that is kept of a run
+        self._ended = False  # whether run.json says so
         self._files: LocalFiles | RemoteFiles
         if where is None:
             self.name, self.source = "in memory", f"memory://tpunb/{uuid4().hex}"
@@ -148,6 +149,7 @@ class RunWriter:
             self._pending, self._packed, self._merged, self._journaled = {}, {}, [], True
         content = {"tpunb": VERSION, **facts, "updated": time.time(), "written_by": holder_here()}
         self._files.put(RUN, json.dumps(content, indent=1).encode())
+        self._ended = ended
         if ended and self._journal is not None and not facts.get("failure"):  # the parts have all that it has
             self._journal.close()
             with suppress(OSError):
@@ -251,7 +253,7 @@ class RunWriter:
         finally:
             if self._journal is not None:
                 self._journal.close()
-            self._files.close()
+            self._files.close(ended=self._ended)
 
 
 def _pack(tables: Mapping[str, pl.DataFrame]) -> dict[str, bytes]:
