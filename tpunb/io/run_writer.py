@@ -81,7 +81,7 @@ class RunWriter:
         self._spans = count()  # their numbers in it
         self._journaled = False  # whether it has begun
         self.has_journal_only = False  # whether the latest steps there are all that is kept of a run
-        self._ended = False  # whether run.json says so
+        self._ended = True  # whether run.json says so, if there is one
         self._files: LocalFiles | RemoteFiles
         if where is None:
             self.name, self.source = "in memory", f"memory://tpunb/{uuid4().hex}"
