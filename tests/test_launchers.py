@@ -1,0 +1,123 @@
+"""Jobs under ``tpunb run``: whatever launches them, the processes that train are the run, with each of their steps."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import tpunb as tp
+
+ROOT = Path(__file__).parents[1]
+STEPS = 12
+pytestmark = pytest.mark.live
+needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
+needs_jax = pytest.mark.skipif(not find_spec("jax"), reason="jax is not installed")
+
+TORCH = f"""
+import multiprocessing, os, sys
+import torch
+import torch.distributed as dist
+
+def train(rank=None):
+    if rank is not None:
+        dist.init_process_group("gloo", init_method=f"file://{{os.getcwd()}}/group", rank=rank, world_size=2)
+    elif int(os.environ["WORLD_SIZE"]) > 1:
+        dist.init_process_group("gloo")
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = torch.utils.data.DataLoader(torch.ones({STEPS * 4}, 4), batch_size=4)
+    for batch in loader:
+        optimizer.zero_grad()
+        model(batch).mean().backward()
+        if dist.is_initialized():
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+        optimizer.step()
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        train()
+    else:
+        context = multiprocessing.get_context(sys.argv[1])
+        processes = [context.Process(target=train, args=(rank,)) for rank in (0, 1)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        sys.exit(sum(process.exitcode for process in processes))
+"""
+
+JAX = f"""
+import sys
+import jax, jax.numpy as jnp
+
+jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
+
+@jax.jit
+def update(state, batch):
+    loss, gradient = jax.value_and_grad(lambda state: jnp.mean((batch @ state) ** 2))(state)
+    return state - 0.1 * gradient, loss
+
+state = jnp.ones(4)
+for step in range({STEPS}):
+    state, loss = update(state, jnp.ones((8, 4)))
+    float(loss)
+"""
+
+
+def launch(folder, *command):
+    """Run a command under ``tpunb run``; return the job, and the folders of its runs."""
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith(("TPUNB", "WORLD_SIZE", "RANK"))
+    }
+    variables |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+    words = [sys.executable, "-m", "tpunb", "run", "-o", "run", "--", *command]
+    ended = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert f"tpunb: {STEPS} steps recorded" in ended.stderr
+    return tp.load(folder / "run"), sorted(str(file.parent.relative_to(folder)) for file in folder.rglob("run.json"))
+
+
+def steps(job):
+    return job.stored.frame.filter(kind="train").group_by("host").len()["len"].to_list()
+
+
+def torchrun(size):
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), "program.py"]
+
+
+@needs_torch
+def test_the_only_process_of_torchrun_is_the_run(tmp_path):
+    (tmp_path / "program.py").write_text(TORCH)
+    job, runs = launch(tmp_path, *torchrun(1))
+    assert (steps(job), runs) == ([STEPS], ["run"])
+
+
+@needs_torch
+@pytest.mark.parametrize("command", ["torchrun", "spawn", "forkserver", "fork"])
+def test_processes_that_train_together_are_one_job(command, tmp_path):
+    (tmp_path / "program.py").write_text(TORCH)
+    words = torchrun(2) if command == "torchrun" else [sys.executable, "program.py", command]
+    job, runs = launch(tmp_path, *words)
+    assert (steps(job), runs) == ([STEPS, STEPS], ["run/rank0", "run/rank1"])
+    ranks = [json.loads((tmp_path / run / "run.json").read_text())["group"]["rank"] for run in runs]
+    assert ranks == [0, 1]
+
+
+@needs_jax
+def test_processes_of_jax_distributed_are_one_job(tmp_path):
+    (tmp_path / "program.py").write_text(JAX)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    line = f"{sys.executable} program.py {address} 1 & {sys.executable} program.py {address} 0 && wait"
+    job, runs = launch(tmp_path, "sh", "-c", line)
+    assert (steps(job), runs) == ([STEPS, STEPS], ["run/rank0", "run/rank1"])
