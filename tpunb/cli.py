@@ -306,7 +306,7 @@ def _print_end(folder: str, runs: Mapping[str, Process], ending: str | None, ear
     ranks = [path for path in runs if RANK.fullmatch(Path(path).name) and Path(path).parent == Path(folder)]
     is_job, attempts = len(ranks) > 1, {Path(path).parent.name for path in runs if "/attempt" in path}
     shown = folder if is_job else max(runs, key=lambda path: steps[path] or 0)
-    most = max((steps[path] or 0 for path in ranks), default=0) if is_job else steps[shown]
+    most = max((steps[path] or 0 for path in ranks), default=0) or None if is_job else steps[shown]
     others = [
         _relative(path) for path in runs if path not in (shown, *ranks) and Path(path).parent.name not in attempts
     ]
