@@ -153,7 +153,8 @@ phases = tp.phases(profile)
 print(len(phases.steps), profile.windows["error"].unique().to_list())
 summary = Summary(profile, phases.steps, phases)
 print([line for line in repr(summary).splitlines() if line.startswith("! ") and "busy" not in line])
-print(tp.goodput(phases).time_ps("profiler"), "image/png" in summary._repr_mimebundle_())
+entry_ps = profile.stored.wall.spans.filter(detail="begin of the capture")["dur_ps"].item()
+print(tp.goodput(phases).time_ps("profiler") - entry_ps, "image/png" in summary._repr_mimebundle_())
 """
 
 
