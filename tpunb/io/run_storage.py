@@ -89,7 +89,7 @@ class LocalFiles:
                     break
 
     def close(self, *, ended: bool = True) -> None:
-        """Release the lock, if held; its file tells readers that nobody writes a run whose ``run.json`` has no end."""
+        """Release the lock, if held; its file shows readers that nobody writes a run whose ``run.json`` has no end."""
         if self._lock is not None:
             self._lock.release(remove=ended)
             self._lock = None
