@@ -53,7 +53,7 @@ def test_every_rule_has_a_source_and_known_metrics():
         assert {*rule.needs, *spoken} <= known
         assert rule.source
         assert rule.action
-    assert len(HOST_RULES) == 1
+    assert len(HOST_RULES) == 2
 
 
 # weight update

@@ -651,7 +651,7 @@ SAME_LINE = "make that line as fast on this rank as on the others: equal shares 
 HOST_RULES = (
     Rule(
         "straggling host",
-        when=(pl.col("costs") > 0.01) & pl.col("place").is_null(),  # of hosts that tp.hosts names
+        when=(pl.col("costs") > 0.01) & ~pl.col("has_place"),  # of hosts that tp.hosts names
         saves=pl.col("costs"),
         sentence="Host {host} delays the others by {costs_ps} (cause: {cause})",
         action="replace or repair the host, or give it an equal share of input and work",
@@ -659,7 +659,7 @@ HOST_RULES = (
     ),
     Rule(
         "slow rank",
-        when=(pl.col("costs") > 0.01) & pl.col("place").is_not_null(),
+        when=(pl.col("costs") > 0.01) & pl.col("has_place"),
         saves=pl.col("costs"),
         sentence="The other ranks wait {costs_ps} for {host}, which is at {place} (cause: {cause})",
         action=SAME_LINE,
@@ -733,6 +733,7 @@ without a known cause.
         metrics = hosts.frame.filter("named").head(1)
         metrics = metrics.select(
             *("host", "cause", "costs_ps", "place"),
+            has_place=pl.col("place").is_not_null(),
             costs=pl.col("costs_ps") / max(hosts.span_ps, 1),
             typical_ps=pl.lit(float(hosts.span_ps)),
             name=pl.lit("The job"),

@@ -296,7 +296,7 @@ class RunRecorder:
             "step_flops": next(iter(flops)) if len(flops := self._clock.step_flops) == 1 else None,
             "steps_before": self._clock.steps_before,
             "causes": True,
-            "steps": max(self._clock.count, self.full),  # those of remote workers are in windows only
+            "steps": self._clock.count or self.full,  # those of remote workers are in windows only
             "versions": _versions("tpunb", "tensorflow", "keras", "jax", "torch", "polars"),
         }
         with self._lock:

@@ -207,7 +207,9 @@ class Torch:
         session = profiler.profile(activities=activities, record_shapes=self._shapes, experimental_config=config)
 
         def start() -> tuple[float, int]:
-            if self._stopped.is_set():  # the program ends: Python may not wait for the end of a session
+            if (
+                self._stopped.is_set() and self.between.boundaries
+            ):  # the program ends: Python may not wait for the end of a session
                 raise NotInUse
             with warnings.catch_warnings():  # in the program's thread, which sets no filters meanwhile
                 warnings.simplefilter("ignore")
