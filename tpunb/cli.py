@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tpunb.errors import TpunbError
 from tpunb.profiler import child_capture
-from tpunb.text import cut, duration, format_error, percent, plain, plural, short_time
+from tpunb.text import cut, duration, earlier_run, format_error, percent, plain, plural, relative, short_time
 
 if TYPE_CHECKING:
     from tpunb.io.job_folder import Process
@@ -141,8 +141,9 @@ def _run_blocked(words: list[str], variables: Mapping[str, str], mask: Iterable[
     rank = child_capture.rank()
     place = f"{folder}/rank{rank}" if rank else folder
     moved = _make_room(place)
-    if rank and "://" not in place:
-        Path(place).rmdir()  # which a process of this rank takes
+    if rank:
+        with suppress(OSError):  # a URL
+            Path(place).rmdir()  # which a process of this rank takes
     with TemporaryDirectory(prefix="tpunb-run-", ignore_cleanup_errors=True) as hook:
         Path(hook, f"{child_capture.HOOK}.py").write_bytes(Path(child_capture.__file__).read_bytes())
         Path(hook, child_capture.REQUEST).write_text(json.dumps({"folder": folder, "options": vars(options)}))
@@ -152,11 +153,16 @@ def _run_blocked(words: list[str], variables: Mapping[str, str], mask: Iterable[
     captured = [name for name, path in written.items() if path]  # the others' captures did not begin
     with suppress(OSError):  # a URL
         Path(place).rmdir()  # if it is empty
-    with suppress(KeyboardInterrupt):
+    try:
         runs = _arrange(folder, captured)
         if not options.quiet and rank in ("", "0"):
-            earlier = f"the earlier run in {_relative(folder)} is now in {_relative(moved)}" if moved else None
+            form = str if "://" in folder else Path
+            earlier = None if moved is None else earlier_run(form(folder), form(moved))
             _print_end(folder, runs, _ending(status), earlier)
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:  # noqa: BLE001  the exit code is the program's
+        _print(f"the captures in {folder} stay where they are: {format_error(error)}")
     return _exit_code(status)
 
 
@@ -256,7 +262,8 @@ def _arrange(folder: str, captured: Sequence[str]) -> dict[str, Process]:
     from tpunb.io.storage import local
 
     if "://" in folder:
-        return {f"{folder}/{name}": job_folder.Process(name, True, 0, 0) for name in captured}
+        return {f"{folder}/{name}": job_folder.Process(name, None, 0, 0) for name in captured}
+    captured = [name for name in captured if Path(folder, name, RUN).is_file()]  # the others are in memory
     files = {f"{name}/{file}": local(Path(folder, name, file)) for name in captured for file in (RUN, LATEST)}
     processes = {name: job_folder.read(name, files) for name in captured}
     places = job_folder.places(processes.values())
@@ -274,9 +281,8 @@ def _move(process: Path, place: str) -> str:
     run = process.parent
     try:
         if place == "":
-            names = sorted(
-                (path.name for path in process.iterdir()), key=lambda name: name == RUN
-            )  # which makes it a run
+            # last the file that makes it a run
+            names = sorted((path.name for path in process.iterdir()), key=lambda name: name == RUN)
             if any((run / name).exists() for name in names):
                 return str(process)  # a program has its own files there
             for name in names:
@@ -291,7 +297,7 @@ def _move(process: Path, place: str) -> str:
         if not target.exists():
             return str(process.rename(target))
     except OSError as error:
-        _print(f"a run stays in {_relative(str(process))}: {format_error(error)}")
+        _print(f"a run stays in {relative(process)}: {format_error(error)}")
     return str(process)
 
 
@@ -302,37 +308,27 @@ def _print_end(folder: str, runs: Mapping[str, Process], ending: str | None, ear
     if not runs:
         _print(f"nothing was captured: no process that can be captured imported {_FRAMEWORKS}")
         return
-    steps = {path: _steps(path) for path in runs}
-    ranks = [path for path in runs if RANK.fullmatch(Path(path).name) and Path(path).parent == Path(folder)]
-    is_job, attempts = len(ranks) > 1, {Path(path).parent.name for path in runs if "/attempt" in path}
-    shown = folder if is_job else max(runs, key=lambda path: steps[path] or 0)
-    most = max((steps[path] or 0 for path in ranks), default=0) or None if is_job else steps[shown]
-    others = [
-        _relative(path) for path in runs if path not in (shown, *ranks) and Path(path).parent.name not in attempts
-    ]
+    top, where = Path(folder), {path: Path(path) for path in runs}
+    ranks = [path for path in runs if RANK.fullmatch(where[path].name) and where[path].parent == top]
+    earlier_ranks = [path for path in runs if where[path].parent.parent == top and where[path].parent != top]
+    attempts, is_job = {where[path].parent for path in earlier_ranks}, len(ranks) > 1
+    shown = folder if is_job else max(runs, key=lambda path: runs[path].steps or 0)
+    steps = [runs[path].steps for path in (ranks if is_job else [shown])]
+    most = None if None in steps else plural(max(filter(None, steps), default=0), "step")
+    others = [_shown(path) for path in runs if path not in (shown, *ranks, *earlier_ranks)]
     parts = [
         ending,
-        None if most is None else f"{plural(most, 'step')} recorded{f' in {len(ranks)} processes' * is_job}",
+        None if most is None else f"{most} recorded{f' in {len(ranks)} processes' * is_job}",
         f"other processes were captured too: {', '.join(others)}" if others else None,
         f"{plural(len(attempts), 'earlier attempt')} of the job" if attempts else None,
         earlier,
-        f"to see it: tpunb report {shlex.quote(_relative(shown))}",
+        f"to see it: tpunb report {shlex.quote(_shown(shown))}",
     ]
     _print("; ".join(filter(None, parts)))
 
 
-def _steps(run: str) -> int | None:
-    """Return the number of steps of a local run that was ended; None if it is unknown."""
-    try:
-        facts = json.loads(Path(run, "run.json").read_bytes())
-        return None if facts["state"] == "running" else int(facts["steps"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
-def _relative(path: str) -> str:
-    """Return a path relative to the working directory if it is below: absolute paths contain user names."""
-    return path.removeprefix(f"{Path.cwd()}{os.sep}")
+def _shown(path: str) -> str:
+    return path if "://" in path else relative(Path(path))
 
 
 # -- commands that read runs ------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from pathlib import Path
 
 _FRAMING = re.compile(r"Graph execution error:|Detected at node|File \"|\[\[|Traceback|\(\d+\) [A-Z]+:|\d+ root error")
 _RAISED = re.compile(r"[A-Z]\w*(Error|Exception): ")
@@ -82,6 +83,17 @@ def windows_cover(windows: int, share: float) -> str:
     """
     verb = "covers" if windows == 1 else "cover"
     return f"{plural(windows, 'window')} {verb} {percent(share)} of run time"
+
+
+def relative(where: Path | str) -> str:
+    """Return a path relative to the working directory if it is below: absolute paths contain user names."""
+    here = Path.cwd()
+    return str(where.relative_to(here) if isinstance(where, Path) and where.is_relative_to(here) else where)
+
+
+def earlier_run(folder: Path | str, moved: Path | str) -> str:
+    """Return where the earlier run of a folder is now."""
+    return f"the earlier run in {relative(folder)} is now in {relative(moved)}"
 
 
 def plural(n: int, noun: str) -> str:

@@ -7,12 +7,14 @@ recorded: those that trained are the run, a launcher or a driver beside them is 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
-from tpunb.errors import BadProfile
+from tpunb.errors import TpunbError
 from tpunb.io import run_folder, storage
 from tpunb.io.storage import Location
 
@@ -28,14 +30,13 @@ class Process(NamedTuple):
     """What a process recorded; times in nanoseconds since the epoch."""
 
     folder: str
-    has_steps: bool
+    steps: int | None  # None where it was killed, and made some
     start_ns: int
     end_ns: int
     rank: int | None = None
     size: int | None = None
     attempt: int | None = None
     spawned_by: str | None = None
-    is_trial: bool = False
 
 
 def places(processes: Iterable[Process]) -> dict[str, str]:
@@ -44,12 +45,12 @@ def places(processes: Iterable[Process]) -> dict[str, str]:
     "" is the run itself, ``rank0`` a rank of it, ``attempt0/rank0`` one of an earlier attempt, and ``-2`` the second of
     several runs. Without a process that trained, these are the ranks, or the one that began first.
 
-    >>> places([Process("process1", False, 0, 9), Process("process2", True, 1, 8)])
+    >>> places([Process("process1", 0, 0, 9), Process("process2", 300, 1, 8)])
     {'process2': ''}
     """
     by_start = sorted(processes, key=lambda process: (process.start_ns, process.folder))
     ranked = [process for process in by_start if process.rank is not None]
-    working = [process for process in by_start if process.has_steps] or ranked or by_start
+    working = [process for process in by_start if process.steps != 0] or ranked or by_start
     ranks = [process for process in working if process.rank is not None]
     if not ranks and _is_group(working):
         ranks = [process._replace(rank=number) for number, process in enumerate(working)]
@@ -75,21 +76,22 @@ def read(folder: str, files: Mapping[str, Location]) -> Process:
     """Return the process of a folder by its facts; of one that was killed the journal shows that it made steps."""
     try:
         facts = json.loads(storage.read_small(files[f"{folder}/{run_folder.RUN}"]))
-    except (BadProfile, ValueError, RecursionError):
+    except (TpunbError, OSError, ValueError, RecursionError):
         facts = None
     facts = facts if isinstance(facts, dict) else {}
     group = group if isinstance(group := facts.get("group"), dict) else {}
-    latest = files.get(f"{folder}/{run_folder.LATEST}")
+    has_journal = False
+    with suppress(KeyError, TpunbError, OSError):
+        has_journal = run_folder.holds_steps(storage.read(files[f"{folder}/{run_folder.LATEST}"]).tobytes())
     return Process(
         folder,
-        bool(facts.get("steps")) or (latest is not None and latest.size > 0),
+        None if has_journal else _whole(facts.get("steps")) or 0,
         _whole(facts.get("origin_ns")) or 0,
-        int(updated * 1e9) if isinstance(updated := facts.get("updated"), float) else 0,
+        int(updated * 1e9) if isinstance(updated := facts.get("updated"), float) and math.isfinite(updated) else 0,
         rank=_whole(group.get("rank")),
         size=_whole(group.get("size")),
         attempt=_whole(group.get("attempt")),
         spawned_by=str(group.get("spawned_by") or "") or None,
-        is_trial=bool(group.get("is_trial")),
     )
 
 
@@ -100,22 +102,18 @@ def _whole(value: object) -> int | None:
 def _is_group(processes: Sequence[Process]) -> bool:
     """Return whether processes of no known rank are those of one job: one program started them, to run together."""
     parents = {process.spawned_by for process in processes}
-    if len(processes) < 2 or len(parents) > 1 or parents == {None} or processes[0].is_trial:
+    if len(processes) < 2 or len(parents) > 1 or parents == {None}:
         return False
     return max(process.start_ns for process in processes) < min(process.end_ns for process in processes)
 
 
 def _rank_places(ranks: Sequence[Process]) -> dict[str, str]:
     """Return the places of ranks in order of their starts: those of the last attempt are the job."""
-    seen, attempts = Counter[int | None](), dict[str, int]()
+    begun, attempts = Counter[int | None](), dict[str, int]()  # attempts by rank, and that of each process
     for process in ranks:
-        attempts[process.folder] = seen[process.rank] if process.attempt is None else process.attempt
-        seen[process.rank] += 1
+        # one without steps is not here; and a launcher counts again from 0 for another program
+        attempts[process.folder] = attempt = max(begun[process.rank], process.attempt or 0)
+        begun[process.rank] = attempt + 1
     last = max(attempts.values(), default=0)
-    found = dict[str, str]()
-    for process in ranks:
-        attempt = attempts[process.folder]
-        place = f"rank{process.rank}" if attempt == last else f"attempt{attempt}/rank{process.rank}"
-        if place not in found.values():  # of two that took one rank, the first has it
-            found[process.folder] = place
-    return found
+    earlier = {folder: f"attempt{attempt}/" for folder, attempt in attempts.items() if attempt != last}
+    return {process.folder: f"{earlier.get(process.folder, '')}rank{process.rank}" for process in ranks}

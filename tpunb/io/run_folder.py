@@ -289,10 +289,10 @@ def _cut(folder: Location, facts: Mapping[str, Any]) -> list[str]:
     if isinstance(failure := facts.get("failure"), str):
         return [f"the run is incomplete: {cut(plain(failure), 160)}"]
     updated, path = facts.get("updated"), Path(folder.path)
-    goes_on = isinstance(updated, int | float) and time.time() - updated < ALIVE_S
+    is_running = isinstance(updated, int | float) and time.time() - updated < ALIVE_S
     if not folder.url and (path / LOCK).exists():  # else it is remote, or a copy
-        goes_on = is_written(path)
-    is_cut = facts.get("state") == "running" and not goes_on
+        is_running = is_written(path)
+    is_cut = facts.get("state") == "running" and not is_running
     return ["the run was cut: its process was killed before the capture had ended"] * is_cut
 
 
@@ -580,6 +580,11 @@ def span_row(number: int, span: signals.Spent) -> tuple[bytes, int]:
 
 def _padded(row: str) -> bytes:
     return row.encode(errors="replace")[: _ROW - 1].ljust(_ROW - 1) + b"\n"
+
+
+def holds_steps(journal: bytes) -> bool:
+    """Return whether a journal holds a step, not spans alone."""
+    return bool(journal[: _ROW * LATEST_STEPS].strip(b"\0"))
 
 
 def fits_journal(kind: str) -> bool:

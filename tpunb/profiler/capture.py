@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import polars as pl
 
@@ -216,12 +216,16 @@ on_other_capture: list[Callable[[], None]] = []
 """Functions that end the capture of a whole program when the program begins one of its own."""
 
 
-began_ns: int | None = None
-"""By the monotonic clock, when what the next capture records began; None for its entry."""
-has_journal_only = False
-"""Whether the next capture writes no tables: in a fork, the threads of the library that makes them are missing."""
-spawned_by = ""
-"""The process that started this one as a process of ``multiprocessing``, if `tpunb run` captures it."""
+class ProgramCapture(NamedTuple):
+    """What the capture of a whole program differs in from that of a block."""
+
+    began_ns: int  # by the monotonic clock, when what it records began
+    spawned_by: str = ""  # the process that started this one by ``multiprocessing`` or a fork
+    has_journal_only: bool = False  # in a fork, which lacks the threads of the library that makes tables
+
+
+of_program: list[ProgramCapture] = []
+"""How the next capture is to be begun, if it is that of the program."""
 
 
 def forget_parent() -> None:
@@ -294,9 +298,10 @@ def capture(
         until=None if until is None else check_whole("capture", "until", until, 1),
     )
     session.stacks = stacks
-    if began_ns is not None:
-        session.begin_at(began_ns)
-    session.writer.has_journal_only = has_journal_only
+    if of_program:
+        program = of_program.pop()
+        session.begin_at(program.began_ns)
+        session.spawned_by, session.writer.has_journal_only = program.spawned_by, program.has_journal_only
     while on_other_capture:
         on_other_capture.pop()()
     with ExitStack() as stack:
@@ -326,9 +331,9 @@ def _begin(session: CaptureSession, stack: ExitStack) -> None:
     sources = stack.enter_context(StepSources(session.clock))
     session.on_end = sources.loop.close
     session.recorder.stalls.loops = sources.loop.codes
-    session.recorder.group.spawned_by = spawned_by
-    session.import_watchers += [arbiter.patch_loaded, spans.patch_loaded, sources.patch_loaded]
-    session.import_watchers.append(session.recorder.group.look)
+    session.recorder.group.spawned_by = session.spawned_by
+    looks = arbiter.patch_loaded, spans.patch_loaded, sources.patch_loaded, session.recorder.group.look
+    session.import_watchers += looks
     session.note_begin()
 
 

@@ -39,7 +39,7 @@ _RANKS = {  # the variables of a process' rank, with those of their number
     "LOCAL_RANK": "WORLD_SIZE",  # alone in the ranks that Lightning starts
 }
 _ALONE = {"SLURM_PROCID", "LOCAL_RANK"}  # without a number of processes: a batch script has the first, too
-_WORKER = re.compile(r"--multiprocessing-fork|from multiprocessing\.\w+ import|\bloky\b|\bray/_private/workers\b")
+_WORKER = re.compile(r"--multiprocessing-fork|from multiprocessing\.\w+ import|\bloky\b")
 _TRAINS = {  # what is called first where a process trains: module, class or "", and name
     "jax": [("jax", "", "grad"), ("jax", "", "value_and_grad"), ("jax.distributed", "", "initialize")],
     "keras": [("keras.optimizers", "Optimizer", "__init__")],
@@ -76,7 +76,7 @@ class FrameworkFinder:
         if not self._is_spawned and self._ancestor == "":
             self._announce("")
         self._begun, self._is_forked = False, False
-        self._imported_ns: int | None = None  # when the first framework was imported
+        self._imported_ns = 0  # when the first framework was imported
         self._capture = ExitStack()
         self._run: Any = None
         if hasattr(os, "register_at_fork"):
@@ -151,7 +151,7 @@ class FrameworkFinder:
         parent = os.environ.get(ANCESTOR, "::").split(":")[0] if self._is_spawned or self._is_forked else ""
         self._process, self._rank = os.getpid(), rank()
         place = self._place(request["folder"])
-        capture.began_ns, capture.spawned_by, capture.has_journal_only = self._imported_ns, parent, in_fork
+        capture.of_program[:] = [capture.ProgramCapture(self._imported_ns, parent, in_fork)]
         options = capture_arguments(SimpleNamespace(**request["options"]))
         if self._is_forked:
             capture.forget_parent()

@@ -40,5 +40,4 @@ class ProcessGroup:
             "size": size,
             "attempt": int(restart) if restart.isdecimal() else None,
             "spawned_by": self.spawned_by or None,
-            "is_trial": "ray.tune" in sys.modules and self._initialised is None,
         }

@@ -88,6 +88,7 @@ class CaptureSession:
         self.import_watchers: list[Callable[[], None]] = []  # called regularly: what has been imported since?
         self.resumed: list[str] = []  # sentences on fits that were resumed from a checkpoint
         self.on_end: Callable[[], None] = lambda: None  # called in the thread of the block at its end
+        self.spawned_by = ""  # process that started this one by ``multiprocessing``
         self.defers = False  # whether windows that are not reduced by the end are left to readers
         self.stacks = True  # whether to sample them in stalls
         self.leave: Callable[..., object] = self.__exit__  # leaves the block as a `with` statement does
@@ -579,9 +580,7 @@ class CaptureSession:
                 if not free:
                     self._fail(TimeoutError("the write in progress did not end"))
                 last = partial(self.recorder.collect_steps, final=True)
-                facts = partial(
-                    self._write_facts, self._state
-                )  # when all else is written: the state is that of a whole run
+                facts = partial(self._write_facts, self._state)  # the state is that of a whole run: after all else
                 writes = last, self.recorder.write_part, self.recorder.write_unreduced, facts
                 for write in writes if free else ():
                     try:

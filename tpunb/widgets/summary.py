@@ -30,7 +30,16 @@ from tpunb.frames.conversion import write_atomically
 from tpunb.frames.phases import PhaseMethod
 from tpunb.profiler.capture import NullRun
 from tpunb.profiler.sources.frameworks import STEP_TIMES_ONLY
-from tpunb.text import duration, estimated_overhead, format_error, plain, plural, windows_cover
+from tpunb.text import (
+    duration,
+    earlier_run,
+    estimated_overhead,
+    format_error,
+    plain,
+    plural,
+    relative,
+    windows_cover,
+)
 from tpunb.widgets import phase_view
 from tpunb.widgets.frontends import in_kernel
 from tpunb.widgets.table import METHOD, ROWS, Table, block, figure, html, measured, safe, table, text
@@ -302,17 +311,6 @@ def _profile_of(steps: Steps) -> Profile:
     span_ps = int(ends.max() or 0) if steps.wall is None else steps.wall.span_ps  # type: ignore[arg-type]
     devices = pl.DataFrame(schema=schema.HARDWARE)
     return Profile(steps.name, steps.source, steps.windows, devices, span_ps, stored=steps)
-
-
-def earlier_run(folder: Path | str, moved: Path | str) -> str:
-    """Return where the earlier run of a folder is now."""
-    return f"the earlier run in {relative(folder)} is now in {relative(moved)}"
-
-
-def relative(where: Path | str) -> str:
-    """Return a path relative to the working directory if it is below: absolute paths contain user names."""
-    here = Path.cwd()
-    return str(where.relative_to(here) if isinstance(where, Path) and where.is_relative_to(here) else where)
 
 
 def _traced(windows: pl.DataFrame) -> pl.DataFrame:
