@@ -236,10 +236,9 @@ class RunRecorder:
         self.system_clock.look()
         self.collect_steps()
         with self._lock:
-            if len(self._unwritten) > LIMITS.tail_steps:  # to write them again and again would take too long
+            # to write so many again and again would take too long
+            if self._writer.has_journal_only or len(self._unwritten) > LIMITS.tail_steps:
                 self.write_part()
-            elif self._writer.has_journal_only:
-                return
             elif self._unwritten and not self._closed and (time.monotonic() >= self._tail_s or not self._journaled):
                 check_memory()
                 begun_s = time.monotonic()
