@@ -156,7 +156,7 @@ def test_damaged_facts_are_of_a_process_without_a_rank(facts, folder):
 def test_a_journal_of_spans_alone_is_no_step(tmp_path):
     writer = RunWriter(tmp_path / "job" / "process1")
     writer.open()
-    writer.facts({"name": "killed"})
+    writer.facts({"name": "killed", "state": "running"})
     spent = signals.Spent("evaluation", None, 17, 23)
     steps = []
     for write in (

@@ -85,7 +85,7 @@ def read(folder: str, files: Mapping[str, Location]) -> Process:
         has_journal = run_folder.holds_steps(storage.read(files[f"{folder}/{run_folder.LATEST}"]).tobytes())
     return Process(
         folder,
-        None if has_journal else _whole(facts.get("steps")) or 0,
+        None if has_journal and facts.get("state") == "running" else _whole(facts.get("steps")) or 0,
         _whole(facts.get("origin_ns")) or 0,
         int(updated * 1e9) if isinstance(updated := facts.get("updated"), float) and math.isfinite(updated) else 0,
         rank=_whole(group.get("rank")),
