@@ -1,11 +1,14 @@
 """What a capture costs the process that trains: objects that garbage is searched in, locks, memory."""
 
+import importlib
 import json
 import subprocess
 import sys
 
 import pytest
 from optional import lazy
+
+from tpunb.training import patching
 
 torch = lazy("torch")
 
@@ -74,3 +77,50 @@ def test_a_capture_without_memory_ends_and_the_training_lasts(tmp_path):
     assert printed.count("is incomplete: MemoryError") == 1
     assert "Traceback" not in printed
     assert json.loads((tmp_path / "run" / "run.json").read_text())["state"].endswith(", incomplete")
+
+
+IMPORTS = """
+import sys, threading
+
+seen = []
+
+
+def on_event(event, args):
+    if event == "import" and threading.current_thread().name.startswith("tpunb"):
+        seen.append(args[0])
+
+
+sys.addaudithook(on_event)
+import tpunb as tp
+
+with tp.capture(sys.argv[1], schedule=tp.Schedule(window=0.2, every=0.001)) as run:
+    import torch
+
+    weights = torch.ones(8, requires_grad=True)
+    optimizer = torch.optim.SGD([weights], lr=0.01)
+    while run.status.windows < 2:
+        optimizer.zero_grad()
+        weights.square().sum().backward()
+        optimizer.step()
+print(seen)
+"""
+
+
+@pytest.mark.live
+def test_threads_of_a_capture_import_nothing_while_the_program_may_import(tmp_path):
+    assert torch
+    command = [sys.executable, "-c", IMPORTS, str(tmp_path / "run")]
+    seen = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert seen.stdout.strip() == "[]", seen.stdout + seen.stderr
+
+
+def test_a_call_after_an_import_that_fails_ends_no_import(tmp_path, monkeypatch):
+    (tmp_path / "imported_by_a_program.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def fail():
+        raise RuntimeError("of another version")
+
+    with patching.on_import({"imported_by_a_program": fail}):
+        module = importlib.import_module("imported_by_a_program")
+    assert module.value == 1

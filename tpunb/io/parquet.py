@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from tpunb import schema
+
+with suppress(ImportError):  # other versions; the first write would import it, in a thread
+    import polars._utils.parquet
 
 _LEVEL = 6  # of zstd: level 12 saves 2 % and takes 50 % longer
 _UNIT = "unit_ps"

@@ -21,6 +21,7 @@ import selectors
 import sys
 import threading
 import time
+import tokenize
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -512,12 +513,24 @@ def _text(code: CodeType, instruction: int, inner: str | None) -> str:
 
 
 def _source(file: str, first: int, last: int, start: int, end: int | None) -> str:
-    lines = [line.encode() for line in linecache.getlines(file)[first - 1 : last]]
+    lines = [line.encode() for line in _lines(file)[first - 1 : last]]
     if not lines or not first or end is None:  # -X no_debug_ranges
         return ""
     lines[-1] = lines[-1][:end]  # columns are bytes
     lines[0] = lines[0][start:]
     return b"".join(lines).decode(errors="replace")
+
+
+@lru_cache(maxsize=64)
+def _lines(file: str) -> list[str]:
+    """Return the lines of a file, or of a cell; `linecache` may change none of its own while the program reads them."""
+    if len(entry := linecache.cache.get(file, ())) > 2:
+        return entry[2]  # type: ignore[misc]
+    try:
+        with tokenize.open(file) as source:
+            return source.readlines()
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return []
 
 
 def _imported(code: CodeType, instruction: int) -> str | None:

@@ -5,6 +5,7 @@ What others set in the block stays: an attribute is restored only if it still ho
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,6 +15,8 @@ from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
+
+_log = logging.getLogger(__name__)
 
 Hook = Callable[[Callable[..., Any]], Callable[..., Any]]  # returns what is called in place of the original
 
@@ -182,4 +185,7 @@ class _CallbackLoader(Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._call()
+        try:
+            self._call()
+        except Exception as error:  # noqa: BLE001  the import has succeeded
+            _log.info("%s is not watched: %s", module.__name__, error)
