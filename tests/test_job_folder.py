@@ -68,6 +68,10 @@ JOBS = {
         [rank(0, 5), rank(1, 6), rank(0, 200, folder="rank0.2"), rank(1, 201, folder="rank1.2")],
         {"rank0": "attempt0/rank0", "rank1": "attempt0/rank1", "rank0.2": "rank0", "rank1.2": "rank1"},
     ),
+    "a job of one process that was restarted": (
+        [LAUNCHER, Process("process2", 300, 5, 40, attempt=0), Process("process3", 300, 50, 90, attempt=1)],
+        {"process2": "attempt0/rank0", "process3": "rank0"},
+    ),
     "two jobs one after the other": (
         [rank(0, 5, attempt=0), rank(0, 200, folder="rank0.2", attempt=0)],
         {"rank0": "attempt0/rank0", "rank0.2": "rank0"},
@@ -125,6 +129,13 @@ def test_readers_find_the_run_among_processes(folder):
     assert sorted(job.stored.frame.group_by("host").len()["len"]) == [2, 4]
     (folder / "process3" / "run.json").write_text("[]")
     assert len(tp.load(folder).stored) == 2
+
+
+def test_ranks_that_are_not_in_the_folder_are_named(folder):
+    file = folder / "process2" / "run.json"
+    file.write_text(file.read_text().replace('"size": 2', '"size": 5'))
+    with pytest.warns(UserWarning, match="3 of 5 ranks were not captured, or not into this folder: 2, 3, 4"):
+        tp.load(folder)
 
 
 def test_a_job_of_several_attempts_loads_the_last_and_names_the_others(folder):

@@ -123,6 +123,7 @@ def _run(words: list[str]) -> int:
 
 def _run_blocked(words: list[str], variables: Mapping[str, str], mask: Iterable[int]) -> int:
     from tpunb.io import storage
+    from tpunb.io.job_folder import MEMBER
     from tpunb.profiler.options import capture_arguments, default_folder, help_text
 
     end = words.index("--") if "--" in words else len(words)
@@ -149,7 +150,7 @@ def _run_blocked(words: list[str], variables: Mapping[str, str], mask: Iterable[
         Path(hook, child_capture.REQUEST).write_text(json.dumps({"folder": folder, "options": vars(options)}))
         paths = [hook, *filter(None, [variables.get("PYTHONPATH")])]
         status = _wait(command, {**variables, "PYTHONPATH": os.pathsep.join(paths)}, mask)
-        written = {file.name: file.read_text() for file in Path(hook).iterdir() if not file.suffix and file.is_file()}
+        written = {file.name: file.read_text() for file in Path(hook).iterdir() if MEMBER.fullmatch(file.name)}
     captured = [name for name, path in written.items() if path]  # the others' captures did not begin
     with suppress(OSError):  # a URL
         Path(place).rmdir()  # if it is empty

@@ -177,8 +177,8 @@ def _cut(found: Sequence[_Attempt]) -> int | None:
 
 def _rows(attempt: _Attempt, cut: int | None) -> pl.DataFrame:
     """Return the stretches of an attempt, those of lost progress as such."""
-    begins = attempt.steps.filter(pl.col("number") >= cut).group_by("host").agg(lost_ps=pl.col("start_ps").min())
-    end_ps, lost_ps = pl.col("end_ps"), pl.col("lost_ps")
+    end_ps, lost_ps, after_cut = pl.col("end_ps"), pl.col("lost_ps"), pl.col("number") >= pl.lit(cut, pl.Int64)
+    begins = attempt.steps.filter(after_cut).group_by("host").agg(lost_ps=pl.col("start_ps").min())
     rows = attempt.time.frame.with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps"), phase=pl.lit(None, pl.Int64))
     rows = rows.join(begins, on="host", how="left").with_columns(lost_ps.fill_null(end_ps))
     kept = rows.filter(pl.col("start_ps") < lost_ps).with_columns(end_ps=pl.min_horizontal(end_ps, lost_ps))
@@ -226,7 +226,7 @@ def _row(at: int, found: Sequence[_Attempt], cut: int | None, rows: pl.DataFrame
     attempt, trained = found[at], pl.col("trained")
     steps, lost_ps = attempt.steps, rows.filter(account=_LOST)["dur_ps"].sum() // max(attempt.hosts, 1)
     startup_ps = steps.filter(trained == trained.min()).select(pl.max("end_ps") - attempt.start_ps).item()
-    again = steps.filter(pl.col("number") >= cut)["trained"].n_unique()
+    again = steps.filter(pl.col("number") >= pl.lit(cut, pl.Int64))["trained"].n_unique()
     return (
         *(at, attempt.name, datetime.fromtimestamp(attempt.origin_ns / 1e9, UTC), attempt.time.wall_ps),
         *(attempt.start_ps - found[at - 1].end_ps if at else None, startup_ps, attempt.hosts),

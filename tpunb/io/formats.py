@@ -134,6 +134,7 @@ def _run(fitting: Sequence[Location], folder: Location, files: Mapping[str, Loca
         job = _load_list([f"{top}/{name}" for name in members], engine)
         earlier = {name.partition("/")[0] for name in files if job_folder.ATTEMPT.match(name)}
         notes = [f"{plural(len(earlier), 'earlier attempt')} of the job: tp.job({top!r}) reads all"] * bool(earlier)
+        notes += filter(None, [job_folder.missing(members, files)])
         stored = None if job.stored is None else replace(job.stored, name=folder.name)
         return replace(job, name=folder.name, source=folder.source, stored=stored, notes=[*job.notes, *notes])
     if runs := _runs(files):

@@ -26,6 +26,9 @@ ATTEMPT = re.compile(r"attempt[0-9]+")
 """Names of folders that hold the ranks of an earlier attempt of a job."""
 
 
+_SHOWN_SIZE = 2**20  # more is no number of processes
+
+
 class Process(NamedTuple):
     """What a process recorded; times in nanoseconds since the epoch."""
 
@@ -54,6 +57,8 @@ def places(processes: Iterable[Process]) -> dict[str, str]:
     ranks = [process for process in working if process.rank is not None]
     if not ranks and _is_group(working):
         ranks = [process._replace(rank=number) for number, process in enumerate(working)]
+    if not ranks and len({process.attempt for process in working} - {None}) > 1:  # a job of one process, restarted
+        ranks = [process._replace(rank=0) for process in working if process.attempt is not None]
     of_job = {process.folder for process in ranks}
     alone = [process for process in working if process.folder not in of_job]
     suffixes = [""] * (not ranks) + [f"-{number}" for number in range(2, len(alone) + 2)]
@@ -70,6 +75,17 @@ def members(files: Mapping[str, Location]) -> list[str]:
     found = places(read(name, files) for name in names)
     runs = {place: name for name, place in found.items() if RANK.fullmatch(place)} or {"": next(iter(found))}
     return [runs[place] for place in sorted(runs, key=lambda place: (len(place), place))]
+
+
+def missing(names: Iterable[str], files: Mapping[str, Location]) -> str:
+    """Return which ranks of a job are not in these folders, "" if none, or if the size of the job is unknown."""
+    processes = [read(name, files) for name in names]
+    size = max((process.size or 0 for process in processes if process.rank is not None), default=0)
+    ranks = sorted({*range(min(size, _SHOWN_SIZE))} - {process.rank for process in processes})
+    if not ranks or size > _SHOWN_SIZE:
+        return ""
+    listed = ", ".join(map(str, ranks[:8])) + ", …" * (len(ranks) > 8)
+    return f"{len(ranks)} of {size} ranks were not captured, or not into this folder: {listed}"
 
 
 def read(folder: str, files: Mapping[str, Location]) -> Process:
