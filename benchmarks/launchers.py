@@ -12,7 +12,7 @@ rank, two at a time, without the overhead. The last line is one JSON object; mos
     Each of these has the steps that the process counted; one that was killed may have begun another.
 ``job``
     ``tp.load(RUN)`` is one run of the process that trained, or one job of hosts with the numbers of its ranks;
-    ``tp.job(RUN)`` has the attempts of a restarted job; trials and jobs of a search are runs in RUN.
+    ``tp.job(RUN)`` has the attempts of a restarted job; trials and jobs of a search are RUN, RUN-2 and so on.
 ``codes``
     The exit code is the same, and the output, but for its order and, of some launchers, times and process numbers.
 ``slow_rank``
@@ -283,7 +283,7 @@ def wrong_job(outcome: Outcome, job: str, runs: int) -> str:
             count = tp.job(outcome.run).attempts.height
             return f"{count} of {runs} attempts" if count != runs else ""
         if job == "runs":
-            count = len([run for run in recorded(outcome) if run.is_relative_to(outcome.run) and steps(run)])
+            count = len([run for run in recorded(outcome) if steps(run)])
             return f"{count} of {runs} runs" if count != runs else ""
         by_host = steps(tp.load(outcome.run))
     except TpunbError as error:

@@ -31,7 +31,9 @@ def train(rank=None):
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loader = torch.utils.data.DataLoader(torch.ones({STEPS * 4}, 4), batch_size=4)
-    for batch in loader:
+    for number, batch in enumerate(loader):
+        if number == 5 and "fails" in sys.argv and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            raise RuntimeError("fails once")
         optimizer.zero_grad()
         model(batch).mean().backward()
         if dist.is_initialized():
@@ -43,7 +45,7 @@ def train(rank=None):
         dist.destroy_process_group()
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
+    if "RANK" in os.environ:
         train()
     else:
         context = multiprocessing.get_context(sys.argv[1])
@@ -73,8 +75,8 @@ for step in range({STEPS}):
 """
 
 
-def launch(folder, *command):
-    """Run a command under ``tpunb run``; return the job, and the folders of its runs."""
+def launch(folder, *command, ends=True):
+    """Run a command, whose processes end, under ``tpunb run``; return the job, and the folders of its runs."""
     variables = {
         name: value for name, value in os.environ.items() if not name.startswith(("TPUNB", "WORLD_SIZE", "RANK"))
     }
@@ -82,7 +84,7 @@ def launch(folder, *command):
     words = [sys.executable, "-m", "tpunb", "run", "-o", "run", "--", *command]
     ended = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert f"tpunb: {STEPS} steps recorded" in ended.stderr
+    assert f"tpunb: {STEPS} steps recorded" in ended.stderr or not ends
     return tp.load(folder / "run"), sorted(str(file.parent.relative_to(folder)) for file in folder.rglob("run.json"))
 
 
@@ -112,6 +114,17 @@ def test_processes_that_train_together_are_one_job(command, tmp_path):
     assert ranks == [0, 1]
 
 
+@needs_torch
+def test_ranks_that_torchrun_started_again_are_a_later_attempt_of_the_job(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # gloo connects to the last attempt's otherwise
+    (tmp_path / "program.py").write_text(TORCH)
+    *words, program = torchrun(2)
+    job, runs = launch(tmp_path, *words, "--max-restarts", "1", program, "fails")
+    assert (steps(job), runs[-2:]) == ([STEPS, STEPS], ["run/rank0", "run/rank1"])
+    assert {*runs[:-2]} <= {"run/attempt0/rank0", "run/attempt0/rank1"}  # one may be ended before its first step
+    assert tp.job(tmp_path / "run").attempts.height == 2
+
+
 @needs_jax
 def test_processes_of_jax_distributed_are_one_job(tmp_path):
     (tmp_path / "program.py").write_text(JAX)
@@ -121,3 +134,30 @@ def test_processes_of_jax_distributed_are_one_job(tmp_path):
     line = f"{sys.executable} program.py {address} 1 & {sys.executable} program.py {address} 0 && wait"
     job, runs = launch(tmp_path, "sh", "-c", line)
     assert (steps(job), runs) == ([STEPS, STEPS], ["run/rank0", "run/rank1"])
+
+
+IN_A_THREAD = f"""
+import os, threading, time
+import torch
+
+def train():
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range({STEPS}):
+        optimizer.zero_grad()
+        model(torch.ones(8, 4)).mean().backward()
+        optimizer.step()
+
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+time.sleep(5)
+os._exit(0)  # as a launcher ends its workers
+"""
+
+
+@needs_torch
+def test_the_last_step_of_a_thread_that_ended_is_recorded_before_its_process_is_killed(tmp_path):
+    (tmp_path / "program.py").write_text(IN_A_THREAD)
+    job, _ = launch(tmp_path, sys.executable, "program.py", ends=False)
+    assert steps(job) == [STEPS]

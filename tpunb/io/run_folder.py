@@ -79,12 +79,15 @@ TICKS: schema.Schema = {
 }
 """One row per step that ended, by the host clock; a step may have several rows."""
 
-JOURNAL = ("step", "kind", "start_ns", "end_ns", "input_ns", "callbacks_ns", "dispatch_ns", "found_by", "before")
+JOURNAL = (
+    *("step", "kind", "start_ns", "end_ns", "input_ns", "callbacks_ns", "dispatch_ns", "found_by", "before"),
+    "peers_ns",  # not in rows of earlier versions
+)
 """Columns of a row of the journal, a line with tabs: a step as it ended, and ``Steps.steps_before`` of the run; or,
 without a number, a span as it ended: ``kind`` is its account, ``found_by`` its detail. Times are nanoseconds by the
 clock that was at ``journal_origin_ns`` at the start; without that fact, since the epoch."""
 
-_ROW, LATEST_STEPS, _LONGEST_KIND, _LONGEST_DETAIL = 160, 8192, 40, 64
+_ROW, LATEST_STEPS, _LONGEST_KIND, _LONGEST_DETAIL = 160, 8192, 32, 64
 """Bytes of a row, and rows: the last of each step modulo their number, then as many of spans."""
 
 ALIVE_S = 180.0
@@ -559,9 +562,9 @@ _LINE = "\t".join(["%s"] * len(JOURNAL))
 def journal_row(record: tuple[int, *tuple[object, ...]]) -> tuple[bytes, int]:
     r"""Return a row of the journal, and its place.
 
-    >>> row, at = journal_row((8194, "train", 17, 23, None, None, None, "keras", 0))
+    >>> row, at = journal_row((8194, "train", 17, 23, None, None, None, "keras", 0, None))
     >>> row.strip(), at
-    (b'8194\ttrain\t17\t23\tNone\tNone\tNone\tkeras\t0', 320)
+    (b'8194\ttrain\t17\t23\tNone\tNone\tNone\tkeras\t0\tNone', 320)
     """
     return _padded(_LINE % record), record[0] % LATEST_STEPS * _ROW
 
@@ -571,10 +574,10 @@ def span_row(number: int, span: signals.Spent) -> tuple[bytes, int]:
 
     >>> row, at = span_row(2, signals.Spent("evaluation", None, 17, 23))
     >>> row.strip(), at == (8192 + 2) * 160
-    (b'None\tevaluation\t17\t23\tNone\tNone\tNone\t\tNone', True)
+    (b'None\tevaluation\t17\t23\tNone\tNone\tNone\t\tNone\tNone', True)
     """
     detail = " ".join((span.detail or "").split()).encode(errors="replace")[:_LONGEST_DETAIL].decode(errors="ignore")
-    record = (None, span.account, span.start_ns, span.end_ns, None, None, None, detail, None)
+    record = (None, span.account, span.start_ns, span.end_ns, None, None, None, detail, None, None)
     return _padded(_LINE % record), (LATEST_STEPS + number % LATEST_STEPS) * _ROW
 
 
@@ -604,10 +607,10 @@ def _latest(
     if not isinstance(source, bytes) or not isinstance(host, str) or not isinstance(origin_ns, int):
         return ticks.clear(), None, pl.DataFrame(schema=schema.SPANS)
     lines = (line.strip(" \0").split("\t") for line in source.decode(errors="replace").split("\n"))
-    rows = [line for line in lines if len(line) == len(JOURNAL)]
+    rows = [(*line, "None")[: len(JOURNAL)] for line in lines if len(JOURNAL) - 1 <= len(line) <= len(JOURNAL)]
     numbers, names = pl.all().exclude("kind", "found_by"), {name: f"{name[:-2]}ps" for name in JOURNAL if "_ns" in name}
     steps = pl.DataFrame(rows, dict.fromkeys(JOURNAL, pl.String), orient="row").with_columns(
-        numbers.cast(pl.Int64, strict=False), host=pl.lit(host), peers_ps=pl.lit(None, pl.Int64)
+        numbers.cast(pl.Int64, strict=False), host=pl.lit(host)
     )
     steps = steps.drop_nulls("end_ns").with_columns(pl.col("start_ns", "end_ns") - origin_ns)
     steps = steps.filter(pl.col("start_ns").is_between(0, pl.col("end_ns")), pl.col("end_ns") < _MOST_PS // 1000)

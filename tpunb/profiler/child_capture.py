@@ -46,6 +46,7 @@ _TRAINS = {  # what is called first where a process trains: module, class or "",
     "tensorflow": [("tensorflow", "GradientTape", "__init__")],
     "torch": [("torch.optim", "Optimizer", "__init__"), ("torch.distributed", "", "init_process_group")],
 }
+_JOBS = "hydra.core.utils"  # whose `run_job` runs a job of a search, mostly one after the other in a process
 
 
 def rank() -> str:
@@ -75,7 +76,7 @@ class FrameworkFinder:
         self._is_spawned = any(map(_WORKER.search, sys.orig_argv))
         if not self._is_spawned and self._ancestor == "":
             self._announce("")
-        self._begun, self._is_forked = False, False
+        self._begun, self._is_forked, self._in_job = False, False, False
         self._imported_ns = 0  # when the first framework was imported
         self._capture = ExitStack()
         self._run: Any = None
@@ -86,8 +87,8 @@ class FrameworkFinder:
         os.environ[ANCESTOR] = f"{self._process}:{self._rank}:{state}"
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-        """Return the spec that the finders behind have for a framework, with a loader that reports its import."""
-        if name not in FRAMEWORKS or self not in sys.meta_path:  # the program may call it in a finder of its own
+        """Return the spec that the finders behind have for a library, with a loader that reports its import."""
+        if name not in (*FRAMEWORKS, _JOBS) or self not in sys.meta_path:  # a finder of the program may call it
             return None
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :]  # finders before this one may ask it again
         others = (getattr(finder, "find_spec", None) for finder in behind)
@@ -182,9 +183,19 @@ class FrameworkFinder:
                     return place
         raise AssertionError  # of infinitely many numbers one is free
 
+    def _on_job(self) -> None:
+        """End the capture of the job before this one, and begin another: each is a run."""
+        if self._in_job and self._run is not None:
+            self.end()
+            self._begun, self._imported_ns = False, time.monotonic_ns()
+            self.begin()
+        self._in_job = True
+
     def on_import(self, module: Any) -> None:
         """Record the framework from its first use on, and end the capture before what it does at the exit."""
-        if not self._begun:
+        if module.__name__ == _JOBS:
+            module.run_job = _before_each(module.run_job, self._on_job)
+        elif not self._begun:
             self._watch(module.__name__)
         elif self._run is not None and os.getpid() == self._process:
             module.__spec__._initializing = False  # as the import system sets it in a moment
@@ -216,7 +227,7 @@ class FrameworkFinder:
 
 
 class _Loader:
-    """Loader of a framework that begins the capture before, and leaves no trace in the module."""
+    """Loader of a library that begins the capture before a framework, and leaves no trace in the module."""
 
     def __init__(self, loader: Any, finder: FrameworkFinder) -> None:
         self._loader, self._finder = loader, finder
@@ -225,7 +236,8 @@ class _Loader:
         return getattr(self._loader, name)
 
     def create_module(self, spec: Any) -> Any:
-        self._finder.on_framework()
+        if spec.name in FRAMEWORKS:
+            self._finder.on_framework()
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
@@ -253,12 +265,21 @@ def _before_first(owner: Any, name: str, call: Callable[[], None]) -> None:
 
     @wraps(original)
     def first(*args: Any, **kwargs: Any) -> Any:
-        if vars(owner).get(name) is first:
+        if is_last := vars(owner).get(name) is first:
             delattr(owner, name) if is_inherited else setattr(owner, name, original)
+        call()
+        return (getattr(owner, name) if is_last else original)(*args, **kwargs)  # which the call may have wrapped
+
+    setattr(owner, name, first)
+
+
+def _before_each(original: Any, call: Callable[[], None]) -> Any:
+    @wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
         call()
         return original(*args, **kwargs)
 
-    setattr(owner, name, first)
+    return function
 
 
 def _start(hook: str) -> None:

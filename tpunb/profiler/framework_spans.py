@@ -103,6 +103,8 @@ class FrameworkSpans:
                     if self._open and name not in self._patched:
                         self._patched.add(name)
                         self._patch(name, sys.modules[name])
+        if self._patched & {*_PEERS}:  # the program may have the function that begins a group by another name
+            self._find_peers()
 
     def _patch(self, name: str, module: Any) -> None:
         if name == "jax":
@@ -115,7 +117,6 @@ class FrameworkSpans:
         elif name == _PROFILER:
             self._wrap(module.Profiler, "profile", self._timed_hook)
         elif name in _PEERS:
-            self._find_peers()
             for path in _PEERS[name]:
                 of_class, _, function = path.rpartition(".")
                 detail = "DistributedDataParallel" if path.startswith("_") else path
@@ -151,7 +152,8 @@ class FrameworkSpans:
         """Let the clock know once the process is one of several ranks."""
         distributed: Any = sys.modules.get("torch.distributed")
         with suppress(AttributeError, RuntimeError, ValueError):  # a build without it, or a group that has ended
-            self._clock.has_peers = distributed.is_initialized() and distributed.get_world_size() > 1
+            if distributed.is_initialized() and distributed.get_world_size() > 1:  # it may be gone when steps are taken
+                self._clock.has_peers = True
 
     def _timed_call(self, detail: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function in which the ranks of a job wait for each other."""

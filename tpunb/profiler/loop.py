@@ -302,8 +302,9 @@ class Loop:
         self._trained = part.streams or self._trained
 
     @_harmless
+    @_harmless
     def close(self) -> None:
-        """Record that the block is over."""
+        """Record that the block is over, or the thread that trained."""
         self.evaluates(on=False)  # the last evaluation
         self._over()
 

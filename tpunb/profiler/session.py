@@ -87,7 +87,7 @@ class CaptureSession:
         self._at_boundary = False  # whether the source begins or ends a session in the thread that trains
         self.import_watchers: list[Callable[[], None]] = []  # called regularly: what has been imported since?
         self.resumed: list[str] = []  # sentences on fits that were resumed from a checkpoint
-        self.on_end: Callable[[], None] = lambda: None  # called in the thread of the block at its end
+        self.on_end: Callable[[], None] = lambda: None  # called as the block or the thread that trains has ended
         self.spawned_by = ""  # process that started this one by ``multiprocessing``
         self.defers = False  # whether windows that are not reduced by the end are left to readers
         self.stacks = True  # whether to sample them in stalls
@@ -145,7 +145,7 @@ class CaptureSession:
             warn_user(f"the run is kept in memory, until this process ends: {format_error(error)}", RuntimeWarning, 4)
 
     def __enter__(self) -> CaptureSession:
-        self.clock.on_step = lambda record: self.writer.step((*record[:8], self.clock.steps_before))
+        self.clock.on_step = lambda record: self.writer.step((*record[:8], self.clock.steps_before, record.peers_ns))
         self.clock.on_span = self.writer.span
         self.scheduler = WindowScheduler(self._schedule, self._origin_ns / 1e9)
         self.recorder = RunRecorder(self.writer, self.clock, self.scheduler, self._keep, self._origin_ns)
@@ -496,6 +496,8 @@ class CaptureSession:
                 self._write_facts()
             self.recorder.spend("reduction of a window", begun_ns)
             self._part_s = now_s
+        if self.clock.has_lost_its_thread:  # whose last step nothing else ends, such as that of a worker of Ray
+            self.on_end()
         self.recorder.collect_steps()
         self.recorder.sample_load()
         if now_s - self._part_s > LIMITS.part_s:

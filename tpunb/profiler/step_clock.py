@@ -15,8 +15,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from statistics import median
-from threading import get_ident
+from threading import Thread, current_thread, get_ident
 from time import monotonic, monotonic_ns, sleep, thread_time_ns
 from typing import Any, NamedTuple, TypeVar
 
@@ -133,6 +134,7 @@ class StepClock:
         self._warned = False
         self._spans: deque[tuple[Spent, Work | None]] = deque()  # with the work in flight at their start
         self._thread = get_ident()  # that trains
+        self._trainer: Thread | None = None  # the same, if it began to train in the block
         self._accounts: list[str] = []  # that the program is in now
         self._other_ns = 0  # spans within waits for input
         self._progress_ns = monotonic_ns()
@@ -201,7 +203,7 @@ class StepClock:
             return
         self._next += 1
         self._ended.append(step)
-        self.on_step(step.record(step.end_ns))
+        self._note(step, step.end_ns)
         self._recent[step.kind].append(step.end_ns - step.start_ns)
         self.count += 1
 
@@ -245,7 +247,12 @@ class StepClock:
 
     def adopt(self) -> None:
         """Take this thread for the one that trains."""
-        self._thread = get_ident()
+        self._thread, self._trainer = get_ident(), current_thread()
+
+    @property
+    def has_lost_its_thread(self) -> bool:
+        """Whether the thread that trained has ended, and no other trains."""
+        return self._trainer is not None and not self._trainer.is_alive()
 
     def _check_owner(self, opened: OpenStep) -> None:
         """Warn once if another thread or task marks a step inside an open one, which is not recorded."""
@@ -276,7 +283,7 @@ class StepClock:
         """Complete the open step, which has computed: a kill from now on cannot undo that."""
         self.complete()
         if (step := self._open) is not None and not step.explicit and not self._closed:
-            self.on_step(step.record(self._progress_ns))
+            self._note(step, self._progress_ns)
 
     def waited(self, start_ns: int, worked_ns: int) -> int:
         """Record and return what the thread did not work in a call in which ranks wait for each other."""
@@ -284,6 +291,14 @@ class StepClock:
         wait_ns = max(0, monotonic_ns() - start_ns - (thread_time_ns() - worked_ns))
         self._waits.append((start_ns, wait_ns))
         return wait_ns
+
+    def _note(self, step: OpenStep, end_ns: int) -> None:
+        """Hand on a step that ends."""
+        record = step.record(end_ns)
+        if self.has_peers:
+            waits = takewhile(lambda wait: wait[0] >= step.start_ns, reversed(self._waits.copy()))
+            record = record._replace(peers_ns=sum(wait_ns for _, wait_ns in waits))
+        self.on_step(record)
 
     def _peers_ns(self, step: OpenStep) -> int | None:
         """Return how long a step waited for other ranks, None if there are none; steps come in order."""
@@ -440,7 +455,7 @@ class StepClock:
             if ending.explicit and ending.complete:
                 self._last = ending
             if ending.complete:
-                self.on_step(ending.record(ending.end_ns))
+                self._note(ending, ending.end_ns)
                 self._recent[ending.kind].append(ending.end_ns - ending.start_ns)
                 self.count += 1
 
