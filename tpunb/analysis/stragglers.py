@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
+from tpunb.analysis.account_segments import BOUNDARY
 from tpunb.analysis.barriers import WAITS, Barriers, aligned, clocks, find_barriers, median
 from tpunb.analysis.pipeline import Replay, obstacle, replay
 from tpunb.analysis.run import Run, loaded, steps
@@ -343,20 +344,28 @@ def _steadily_late(barriers: Barriers, order: Ints, least: float) -> int:
 def _waits(frame: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Return the steps of ranks that wait for each other on the host, with ``waited_ps``: also until the next step.
 
-    Where only some ranks evaluate, training steps are numbered without others.
+    Where only some ranks evaluate, training steps are numbered without others. Steps in which the profiler of a rank
+    began or ended a window are left out: others wait for it.
     """
     frame = frame.drop_nulls("peers_ps")
     if frame["host"].n_unique() < 2 or not (frame["peers_ps"] > 0).any():
         return frame.clear()
     ends = frame.select("host", "step", "start_ps", until_ps=pl.col("start_ps") + pl.col("dur_ps")).sort("start_ps")
+    windows = spans.filter(account="profiler", detail=BOUNDARY).sort("start_ps")
+    windows = windows.join_asof(ends, on="start_ps", by="host", check_sortedness=False).select("host", "step")
     spans = spans.filter(account=schema.PEERS).select("host", "start_ps", after_ps="dur_ps").sort("start_ps")
     spans = spans.join_asof(ends, on="start_ps", by="host", check_sortedness=False)
     after_ps = pl.col("after_ps").filter(pl.col("start_ps") >= pl.col("until_ps")).sum()
     after = spans.group_by("host", "step").agg(after_ps)
     frame = frame.join(after, on=["host", "step"], how="left", maintain_order="left")
     frame = frame.with_columns(waited_ps=pl.col("peers_ps") + pl.col("after_ps").fill_null(0))
+    delayed = pl.concat([windows, windows.with_columns(pl.col("step") + 1)]).with_columns(profiled=True).unique()
+    frame = frame.join(delayed, on=["host", "step"], how="left", maintain_order="left")
     numbered = frame.with_columns(step=aligned(frame))
-    return numbered if numbered["step"].equals(frame["step"]) else numbered.filter(kind="train")
+    if not numbered["step"].equals(frame["step"]):
+        numbered = numbered.filter(kind="train")
+    free = numbered.filter(~pl.col("profiled").any().over("step")).drop("profiled")
+    return free if free.height else numbered.drop("profiled")
 
 
 def _places(samples: pl.DataFrame, frame: pl.DataFrame, barriers: Barriers, late: pl.DataFrame) -> pl.DataFrame:
