@@ -11,13 +11,13 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 5_210,
+    "analysis": 5_220,
     "charts": 1_730,
     "checkpoint": 1_900,
     "cluster": 2_040,
     "frames": 1_525,
     "io": 6_770,
-    "profiler": 5_980,
+    "profiler": 6_050,
     "root": 2_215,
     "step_stats": 2_220,
     "testing": 630,
@@ -28,7 +28,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 58_920, 248  # of the package without studies: all lines; modules
+LINES, FILES = 59_020, 249  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
+from tpunb.profiler import dynamo
 from tpunb.profiler.keras import running_method
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.sources.frameworks import loaded
@@ -157,10 +158,12 @@ class FrameworkSpans:
 
     def _timed_call(self, detail: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function in which the ranks of a job wait for each other."""
-        clock, begins = self._clock, detail == "init_process_group"
+        clock, begins, is_compiling = self._clock, detail == "init_process_group", dynamo.is_compiling()
 
         def function(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
+            if is_compiling():
+                return original(*args, **kwargs)
             # the outer one of functions that call each other is what the program does
             if not (clock.has_peers or begins) or not clock.trains_here or clock.is_in(PEERS):
                 return original(*args, **kwargs)

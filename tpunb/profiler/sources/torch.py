@@ -21,6 +21,7 @@ from typing import Any
 
 from tpunb.errors import MissingExtra, TpunbError
 from tpunb.frames.hardware import this_cpu
+from tpunb.profiler import dynamo
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.sources.between_steps import BetweenSteps
 from tpunb.profiler.sources.frameworks import NotInUse, can_import, loaded
@@ -47,15 +48,6 @@ def _is_importing() -> bool:
     return any(getattr(getattr(part, "__spec__", None), "_initializing", False) for part in parts)
 
 
-def _compiles() -> bool:
-    """Return whether torch.compile has seen code of the program, as far as that can be known."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    try:
-        return utils is not None and bool(utils.counters.get("frames"))
-    except AttributeError:  # a version with other names
-        return True
-
-
 class Modules:
     """Spans of the modules of PyTorch that run, which its profiler records, named as it does with stacks.
 
@@ -75,7 +67,6 @@ class Modules:
         with suppress(AttributeError, ImportError):  # versions without a part of it
             from torch import is_grad_enabled
             from torch._C._profiler import _RecordFunctionFast as Span  # not an operator, which tracing would record
-            from torch.nn.modules import module
 
             def turn(*_: Any) -> None:
                 if not is_grad_enabled() and threading.get_ident() == thread and not self._stack():
@@ -95,9 +86,9 @@ class Modules:
                 if stack and stack[-1][0] == self._names.get(id(of)):
                     stack.pop()[1].__exit__(None, None, None)
 
-            self._hooks.append(module.register_module_forward_pre_hook(enter if spans else turn))
+            self._hooks.append(dynamo.add_hook("register_module_forward_pre_hook", enter if spans else turn))
             if spans:
-                self._hooks.append(module.register_module_forward_hook(leave, always_call=True))
+                self._hooks.append(dynamo.add_hook("register_module_forward_hook", leave, always_call=True))
 
     def _named(self, module: Any) -> str:
         kind = type(module).__name__
@@ -112,7 +103,7 @@ class Modules:
     def stop(self) -> None:
         """Remove the hooks."""
         while self._hooks:
-            self._hooks.pop().remove()
+            self._hooks.pop()()
 
 
 class Torch:
@@ -215,7 +206,7 @@ class Torch:
                 warnings.simplefilter("ignore")
                 session.start()
             # what torch.compile has made holds only without hooks: a first step would show whether it is used
-            if self.between.boundaries > 1 and not _compiles():
+            if self.between.boundaries > 1 and not dynamo.compiles():
                 modules.start(spans=spans)
             return time.monotonic(), self.between.boundaries
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
+from tpunb.profiler import dynamo
 from tpunb.profiler.in_flight import Result
 from tpunb.profiler.loop import Loop
 from tpunb.training.patching import around, wrapped
@@ -35,15 +36,24 @@ def _in_flight(torch: Any) -> Result | None:
     return None
 
 
+def _dynamo(loop: Loop, stack: ExitStack) -> None:
+    dynamo.watch(stack, lambda: loop.prepared() if loop.is_training() else None)
+
+
 def _torch(loop: Loop, stack: ExitStack) -> None:
     torch = sys.modules["torch"]
     optimizer = sys.modules["torch.optim.optimizer"]
     begun: dict[int, int] = {}
 
+    is_compiling = dynamo.is_compiling()
+
     def before(each: Any, *_: Any) -> None:
-        begun[id(each)] = monotonic_ns()
+        if not is_compiling():
+            begun[id(each)] = monotonic_ns()
 
     def after(each: Any, *_: Any) -> None:
+        if is_compiling():
+            return
         now_ns = monotonic_ns()
         loop.updated(id(each), begun.pop(id(each), now_ns), now_ns, _in_flight(torch))
 
@@ -55,14 +65,16 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
 
     def prepare(*_: Any) -> None:
         if loop.is_training():
-            first.remove()
+            remove()
             loop.prepared()
 
     # where no batch is fetched, the first step begins with the first call of a model
-    first = torch.nn.modules.module.register_module_forward_pre_hook(prepare)
-    stack.callback(first.remove)
+    remove = dynamo.add_hook("register_module_forward_pre_hook", prepare)
+    stack.callback(remove)
 
     def learn(backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return backward(*args, **kwargs)
         begun_ns = monotonic_ns()
         shared = loop.clock.has_peers and not torch.cuda.is_initialized()  # whose streams wait, not the host
         worked_ns = thread_time_ns() if shared else 0
@@ -79,7 +91,7 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
     within = [False]
 
     def train(original: Callable[..., Any], self: Any, mode: bool = True) -> Any:
-        if within[0] or not loop.is_training():  # of a part of the model
+        if is_compiling() or within[0] or not loop.is_training():  # of a part of the model
             return original(self, mode)
         within[0] = True
         try:
@@ -109,4 +121,4 @@ def _keras(loop: Loop, stack: ExitStack) -> None:
     stack.enter_context(wrapped(base, "apply", around(apply)))
 
 
-PATCHES = {"torch": _torch, "keras": _keras}
+PATCHES = {"torch": _torch, "torch._dynamo.eval_frame": _dynamo, "keras": _keras}
