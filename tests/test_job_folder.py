@@ -52,6 +52,14 @@ JOBS = {
         [LAUNCHER, Process("process2", 300, 5, 90), Process("process3", 300, 6, 91)],
         {"process2": "", "process3": "-2"},
     ),
+    "a program that evaluates what its processes train": (
+        [Process("process1", 16, 0, 99, trains=False), spawned("process2", 5, 90), spawned("process3", 6, 91)],
+        {"process1": "-2", "process2": "rank0", "process3": "rank1"},
+    ),
+    "a program that evaluates what its process trains": (
+        [Process("process1", 16, 0, 99, trains=False), spawned("process2", 5, 90)],
+        {"process1": "-2", "process2": ""},
+    ),
     "two programs of a shell": (
         [Process("process1", 300, 0, 9), Process("process2", 300, 10, 19)],
         {"process1": "", "process2": "-2"},
@@ -101,6 +109,7 @@ PROCESSES = st.builds(
     rank=st.none() | st.integers(0, 2),
     attempt=st.none() | st.integers(0, 2),
     spawned_by=st.none() | st.just("7"),
+    trains=st.booleans(),
 )
 
 
@@ -173,7 +182,7 @@ def test_a_journal_of_spans_alone_is_no_step(tmp_path):
     for write in (
         lambda: None,
         lambda: writer.span(spent),
-        lambda: writer.step((0, "train", 1, 2, None, None, None, "mark", 0)),
+        lambda: writer.step((0, "train", 1, 2, None, None, None, "mark", 0, None)),
     ):
         write()
         steps.append(job_folder.read("process1", storage.find(tmp_path / "job").below()).steps)

@@ -161,3 +161,35 @@ def test_the_last_step_of_a_thread_that_ended_is_recorded_before_its_process_is_
     (tmp_path / "program.py").write_text(IN_A_THREAD)
     job, _ = launch(tmp_path, sys.executable, "program.py", ends=False)
     assert steps(job) == [STEPS]
+
+
+SHARED = f"""
+import multiprocessing
+import torch
+
+def train(model, optimizer):
+    for step in range({STEPS}):
+        optimizer.zero_grad()
+        model(torch.ones(8, 4)).mean().backward()
+        optimizer.step()
+
+model = torch.nn.Linear(4, 1).share_memory()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+processes = [multiprocessing.get_context("fork").Process(target=train, args=(model, optimizer)) for _ in range(2)]
+for process in processes:
+    process.start()
+for process in processes:
+    process.join()
+model.eval()
+with torch.no_grad():
+    for batch in torch.utils.data.DataLoader(torch.ones(40, 4), batch_size=4):
+        model(batch)
+"""
+
+
+@needs_torch
+def test_processes_that_train_a_shared_model_are_one_job_beside_the_one_that_evaluates_it(tmp_path):
+    (tmp_path / "program.py").write_text(SHARED)
+    job, runs = launch(tmp_path, sys.executable, "program.py")
+    assert steps(job) == [STEPS, STEPS]
+    assert runs == ["run-2", "run/rank0", "run/rank1"]

@@ -26,6 +26,7 @@ ATTEMPT = re.compile(r"attempt[0-9]+")
 """Names of folders that hold the ranks of an earlier attempt of a job."""
 
 
+_EVALUATIONS = {"eval", "predict"}
 _SHOWN_SIZE = 2**20  # more is no number of processes
 
 
@@ -40,6 +41,7 @@ class Process(NamedTuple):
     size: int | None = None
     attempt: int | None = None
     spawned_by: str | None = None
+    trains: bool = True  # False if all its steps are evaluations
 
 
 def places(processes: Iterable[Process]) -> dict[str, str]:
@@ -54,9 +56,11 @@ def places(processes: Iterable[Process]) -> dict[str, str]:
     by_start = sorted(processes, key=lambda process: (process.start_ns, process.folder))
     ranked = [process for process in by_start if process.rank is not None]
     working = [process for process in by_start if process.steps != 0] or ranked or by_start
+    working.sort(key=lambda process: not process.trains)
+    training = [process for process in working if process.trains] or working
     ranks = [process for process in working if process.rank is not None]
-    if not ranks and _is_group(working):
-        ranks = [process._replace(rank=number) for number, process in enumerate(working)]
+    if not ranks and _is_group(training):
+        ranks = [process._replace(rank=number) for number, process in enumerate(training)]
     if not ranks and len({process.attempt for process in working} - {None}) > 1:  # a job of one process, restarted
         ranks = [process._replace(rank=0) for process in working if process.attempt is not None]
     of_job = {process.folder for process in ranks}
@@ -96,6 +100,7 @@ def read(folder: str, files: Mapping[str, Location]) -> Process:
         facts = None
     facts = facts if isinstance(facts, dict) else {}
     group = group if isinstance(group := facts.get("group"), dict) else {}
+    kinds = {*filter(None, map(str, kinds))} if isinstance(kinds := facts.get("kinds"), list) else set()
     has_journal = False
     with suppress(KeyError, TpunbError, OSError):
         has_journal = run_folder.holds_steps(storage.read(files[f"{folder}/{run_folder.LATEST}"]).tobytes())
@@ -108,6 +113,7 @@ def read(folder: str, files: Mapping[str, Location]) -> Process:
         size=_whole(group.get("size")),
         attempt=_whole(group.get("attempt")),
         spawned_by=str(group.get("spawned_by") or "") or None,
+        trains=not kinds or not kinds <= _EVALUATIONS,
     )
 
 

@@ -44,7 +44,11 @@ _TRAINS = {  # what is called first where a process trains: module, class or "",
     "jax": [("jax", "", "grad"), ("jax", "", "value_and_grad"), ("jax.distributed", "", "initialize")],
     "keras": [("keras.optimizers", "Optimizer", "__init__")],
     "tensorflow": [("tensorflow", "GradientTape", "__init__")],
-    "torch": [("torch.optim", "Optimizer", "__init__"), ("torch.distributed", "", "init_process_group")],
+    "torch": [
+        ("torch.optim", "Optimizer", "__init__"),
+        ("torch.distributed", "", "init_process_group"),
+        ("torch.autograd", "", "backward"),  # with an optimizer made before a fork, or none
+    ],
 }
 _JOBS = "hydra.core.utils"  # whose `run_job` runs a job of a search, mostly one after the other in a process
 

@@ -24,7 +24,7 @@ def add_hook(register: str, hook: Callable[..., Any], **options: Any) -> Callabl
     """Add a global hook of modules, unless something is compiled; return what removes it."""
     if compiles():
         return lambda: None
-    handle = getattr(sys.modules["torch.nn.modules.module"], register)(hook, **options)
+    handle = getattr(sys.modules["torch"].nn.modules.module, register)(hook, **options)
     _handles.append(handle)
 
     def remove() -> None:

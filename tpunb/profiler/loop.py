@@ -144,6 +144,12 @@ class Loop:
         return self.failure is None and self.clock.trains_here and not keras_runs()
 
     @_harmless
+    def adopt_if_idle(self) -> None:
+        """Take this thread, which takes gradients, for the one that trains if no other does so far."""
+        if not (self._part or self._parts or self.clock.count or self.clock.opened or keras_runs()):
+            self.clock.adopt()
+
+    @_harmless
     def fetched(self, stream: Hashable, start_ns: int, end_ns: int, *, over: bool = False) -> None:
         """Record that a batch was fetched from a stream of data, or its end found."""
         step = self.clock.opened

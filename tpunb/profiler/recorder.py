@@ -296,6 +296,7 @@ class RunRecorder:
             "steps_before": self._clock.steps_before,
             "causes": True,
             "steps": self._clock.count or self.full,  # those of remote workers are in windows only
+            "kinds": self._clock.kinds,
             "versions": _versions("tpunb", "tensorflow", "keras", "jax", "torch", "polars"),
         }
         with self._lock:

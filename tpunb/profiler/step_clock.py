@@ -250,6 +250,11 @@ class StepClock:
         self._thread, self._trainer = get_ident(), current_thread()
 
     @property
+    def kinds(self) -> list[str]:
+        """Kinds of the steps that ended."""
+        return sorted(kind for kind, recent in [*self._recent.items()] if recent)
+
+    @property
     def has_lost_its_thread(self) -> bool:
         """Whether the thread that trained has ended, and no other trains."""
         return self._trainer is not None and not self._trainer.is_alive()

@@ -81,6 +81,7 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
         value = backward(*args, **kwargs)
         if shared:
             loop.clock.waited(begun_ns, worked_ns)
+        loop.adopt_if_idle()
         if loop.is_training():
             loop.learned(begun_ns)
             if torch.is_anomaly_enabled():
