@@ -523,7 +523,7 @@ def _source(file: str, first: int, last: int, start: int, end: int | None) -> st
 
 @lru_cache(maxsize=64)
 def _lines(file: str) -> list[str]:
-    """Return the lines of a file, or of a cell; `linecache` may change none of its own while the program reads them."""
+    """Return the lines of a file or cell; `linecache` itself must not change while the program reads it."""
     if len(entry := linecache.cache.get(file, ())) > 2:
         return entry[2]  # type: ignore[misc]
     try:
