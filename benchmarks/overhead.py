@@ -228,7 +228,7 @@ def tickers(folder: Path, times: int = 2_000) -> tuple[float, float, float, floa
         marked = each_us(hooks) - unmarked
     plain, writer = each_us(by_hand), RunWriter(folder)
     writer.open()
-    clock.on_step = lambda record: writer.step((*record[:8], None))
+    clock.on_step = lambda record: writer.step((*record[:8], None, None))
     return plain, each_us(by_hand) - plain, marked, each_us(annotated)
 
 

@@ -100,7 +100,7 @@ DATA = {
     "file of a shuffle": lambda folder: rows().shuffle(9).cache(str(folder / "cache")).batch(BATCH),
     "csv": lambda folder: csv(folder, num_epochs=1),
     "csv, endless": lambda folder: (csv(folder, num_parallel_reads=2), {"steps_per_epoch": 5}),
-    "samples": lambda _: sampled().unbatch().take(9).concatenate(rows(9)).batch(BATCH),
+    "samples": lambda _: sampled().unbatch().take(9).map(twice).concatenate(rows(9)).batch(BATCH),
     "samples that end": lambda _: tf.data.Dataset.sample_from_datasets([rows().shuffle(9), rows().map(twice)]).batch(8),
     "zip": lambda _: (
         tf.data.Dataset.zip(rows().shuffle(9), rows().shuffle(5, seed=2)).map(lambda a, _: a).padded_batch(BATCH)

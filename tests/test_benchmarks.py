@@ -449,7 +449,7 @@ def test_the_quick_exactness_benchmark_ends_in_its_counts_and_omissions():
     pytest.importorskip("tensorflow")
     pytest.importorskip("grain")
     said, last = quick("exactness.py")
-    assert list(last) == ["resume", "tune", "torch", "cost_1gb", "save_mb", "save_s"]
+    assert list(last) == ["resume", "refused_identical", "nnx", "tune", "torch", "cost_1gb", "save_mb", "save_s"]
     assert sum(last["resume"].values()) == 8
     assert last["resume"]["silent"] == last["resume"]["crashed"] == 0
     assert last["resume"]["identical"] >= 4

@@ -39,7 +39,7 @@ SAVING = (
     ),
     *((fit_data, name) for name in ("graph_or_none", "not_restored", "needs_ends", "try_save", "too_large")),
     (fit_data, "buffered_bytes"),
-    *((fit_state.Fit, name) for name in ("_other_training", "ended")),
+    (fit_state.Fit, "ended"),
     *((positions.Positions, name) for name in ("begin", "write", "moved")),
     *(
         (fit_state.Fit, name)
