@@ -1,0 +1,110 @@
+"""Recorded trainings with what is true of them, judged again: the corpus in ``tests/corpus``.
+
+An entry is a zip file with a run folder and ``truth.json``, which ``benchmarks/corpus.py`` records. Keys without a
+value are unknown:
+
+``steps``
+    Number of training steps, as the program or its trainer counts them.
+``evaluations``
+    Number of batches that are evaluated.
+``wasted_s``
+    Seconds that the program wasted on purpose, by its own clock.
+``cause``
+    The accounts that the waste belongs to, one of them, or none where it is spread, and ``words``, a regular expression
+    that the first sentence or the action must match.
+``not_cause``
+    The same of a waste that was repaired, and must not be named.
+``healthy``
+    Whether nothing is wasted.
+
+``wrong.toml`` has the checks that fail today and their entries, by the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import tomllib
+import warnings
+import zipfile
+from pathlib import Path
+
+import tpunb as tp
+from tpunb.analysis.verdict import verdict
+from tpunb.errors import NoSteps
+
+CORPUS = Path(__file__).parent / "corpus"
+WRONG = CORPUS / "wrong.toml"
+_TOLERANCE = 0.05  # of run time, for seconds of an account
+
+
+def entries():
+    """Return the names of the entries."""
+    return sorted(file.stem for file in CORPUS.glob("*.zip"))
+
+
+def known_wrong():
+    """Return the checks that are known to fail, and why, by entry."""
+    known = {}
+    for reason, checks in tomllib.loads(WRONG.read_text(encoding="utf-8")).items():
+        for check, names in checks.items():
+            for name in names:
+                known.setdefault(name, {})[check] = reason
+    return known
+
+
+def judged(name):
+    """Return whether each check of an entry holds, and the sentence that is judged."""
+    with tempfile.TemporaryDirectory() as temporary, zipfile.ZipFile(CORPUS / f"{name}.zip") as entry:
+        run = Path(temporary, name)
+        entry.extractall(run)
+        truth = json.loads((run / "truth.json").read_text())
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                phases = tp.phases(tp.load(run))
+            answer, goodput = verdict(phases), tp.goodput(phases)
+        except NoSteps as error:
+            return {check: False for check in ("steps", "cause", "healthy") if truth.get(check)}, str(error)
+        kinds = phases.steps.frame["kind"].to_list()
+    checks = {}
+    if (steps := truth.get("steps")) is not None:
+        checks["steps"] = sum(kind.startswith("train") for kind in kinds) == steps
+    if (evaluations := truth.get("evaluations")) is not None:
+        checks["evaluations"] = kinds.count("eval") == evaluations
+    if cause := truth.get("cause"):
+        checks["cause"] = _names(answer, cause)
+    if cause and cause["accounts"] and (wasted_s := truth.get("wasted_s")) is not None:
+        account_s = sum(map(goodput.time_ps, cause["accounts"])) / 1e12
+        checks["amount"] = abs(account_s - wasted_s) <= _TOLERANCE * goodput.wall_ps / 1e12
+    if cause := truth.get("not_cause"):
+        checks["repaired"] = not _names(answer, cause)
+    if truth.get("healthy"):
+        checks["healthy"] = answer.healthy
+    return checks, str(answer)
+
+
+def _names(answer, cause):
+    return bool(re.search(cause["words"], answer.sentence)) and (
+        not cause["accounts"] or answer.account in cause["accounts"]
+    )
+
+
+def main():
+    """Print the table of all entries, and what is wrong without being known."""
+    counts, known = {}, known_wrong()
+    for name in entries():
+        checks, sentence = judged(name)
+        for check, is_right in checks.items():
+            right, tried = counts.get(check, (0, 0))
+            counts[check] = right + is_right, tried + 1
+        failed = [check for check, is_right in checks.items() if not is_right]
+        new = [check for check in failed if check not in known.get(name, {})]
+        print(
+            f"{'wrong' if failed else 'right':6} {name:44} {', '.join(failed)}{' (new)' * bool(new)}: {sentence[:110]}"
+        )
+    print(json.dumps({check: f"{right} of {tried}" for check, (right, tried) in counts.items()}))
+
+
+if __name__ == "__main__":
+    main()
