@@ -14,6 +14,7 @@ from optional import lazy
 
 import tpunb as tp
 from tpunb import schema
+from tpunb.errors import NoSteps
 from tpunb.frames.steps import WallClock
 from tpunb.profiler.stall_sampler import ProcessLoad
 from tpunb.profiler.step_clock import OpenStep, StepClock
@@ -152,6 +153,32 @@ def test_one_long_pause_of_a_rank_does_not_make_it_slow():
     work = np.full((100, 2), 10.0)
     work[50, 1] = 3000
     assert not tp.hosts(ranks(work)).frame["named"].any()
+
+
+def compiled(launch_ms, pace=(1, 1)):
+    """Steps of a compiled function that computes 10 ms once the last rank has launched it, as by the ranks' clocks."""
+    launch = np.asarray(launch_ms, float)
+    steps = ranks(launch + 10).frame
+    delays = dict(zip(steps["host"].unique(maintain_order=True), launch.T, strict=True))
+    delay = np.concatenate([delays[host][steps.filter(host=host)["step"].to_numpy()] for host in delays])
+    paces = steps["host"].replace_strict(dict(zip(delays, map(float, pace), strict=True)), return_dtype=pl.Float64)
+    frame = steps.with_columns(
+        rule=pl.lit("calls", steps.schema["rule"]),
+        peers_ps=pl.lit(None, pl.Int64),
+        dur_ps=pl.col("dur_ps") - pl.Series(delay * MS).cast(pl.Int64),
+        start_ps=((pl.col("start_ps") + pl.Series(delay * MS)) * paces).cast(pl.Int64),
+    )
+    return replace(ranks(launch + 10), frame=frame)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_rank_that_launches_compiled_steps_late_is_named_if_the_ranks_keep_pace(seed):
+    launch = 5 + np.random.default_rng(seed).exponential(5.0, (120, 2))
+    slow = launch + np.array([0, 20])
+    assert not tp.hosts(compiled(launch)).frame["named"].any()
+    assert tp.hosts(compiled(slow)).frame.filter("named")["host"].to_list() == ["vm rank1"]
+    with pytest.raises(NoSteps):  # what each computes is its own
+        tp.hosts(compiled(slow, pace=(1, 1.2)))
 
 
 # -- where the time went -----------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def _runs(tables: HostTables, frame: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     if frame.height < tables.frame.height:
         full = frame.select(pl.col("host").cast(schema.NAME), "step")
         runs = runs.join(full, on=["host", "step"], how="semi", maintain_order="left")
-    if not runs.is_empty():
+    if not runs.is_empty() and "waited_ps" not in frame.columns:
         return runs, "collectives"
     absent = [pl.lit(None).alias(name) for name in ("program", "name", "device", "groups")]
     wait_ps, start_ps, by = -pl.col("dur_ps"), pl.col("start_ps"), "step ends"  # as if all waited until the same end

@@ -156,6 +156,8 @@ def why(row: dict[str, Any]) -> str:
 _ALPHA = 0.05  # share of sound jobs in which a host would be named
 _RANKED, _UPPER = 128, 2 / 3  # hosts whose gains are compared: at most, and as a part of all
 _LEAST_COST = 0.05  # of step time, of a host that is late in one step after the other: goodput counts from there
+_SHARED = 0.1  # of the steps, traced by several hosts, whose collectives stand for the others
+_SAME_PACE = 1.02  # longest by shortest time of hosts for their steps, where each step has them wait for each other
 _FEWEST_SAMPLES, _AT_PLACE = 3, 0.2  # of a place; part of the lateness that a host spends there more than others
 _REPLAYED = 16  # hosts, where replica groups separate hosts
 
@@ -203,7 +205,7 @@ def slow_ranks(steps: Steps) -> Hosts | None:
 def _hosts(steps: Steps) -> Hosts:
     tables = of_job(steps).by_host or host_tables(steps)  # one host is no job
     frame = tables.frame.filter(pl.col("traced") == "full")
-    if steps.pipeline.is_empty() and (tables.collectives["instance"] > 0).sum() == 0:
+    if steps.pipeline.is_empty() and not _are_shared(tables.collectives, tables.frame):
         frame = frame if (waits := _waits(tables.frame, (steps.wall or WallClock(0)).spans)).is_empty() else waits
     if frame.is_empty():
         raise NoSteps(f"{steps.name or 'the job'} has no step that was traced in full")
@@ -347,7 +349,7 @@ def _waits(frame: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     Where only some ranks evaluate, training steps are numbered without others. Steps in which the profiler of a rank
     began or ended a window are left out: others wait for it.
     """
-    frame = frame.drop_nulls("peers_ps")
+    frame = (frame if frame["peers_ps"].count() else _waits_of_devices(frame)).drop_nulls("peers_ps")
     if frame["host"].n_unique() < 2 or not (frame["peers_ps"] > 0).any():
         return frame.clear()
     ends = frame.select("host", "step", "start_ps", until_ps=pl.col("start_ps") + pl.col("dur_ps")).sort("start_ps")
@@ -366,6 +368,26 @@ def _waits(frame: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
         numbered = numbered.filter(kind="train")
     free = numbered.filter(~pl.col("profiled").any().over("step")).drop("profiled")
     return free if free.height else numbered.drop("profiled")
+
+
+def _are_shared(collectives: pl.DataFrame, frame: pl.DataFrame) -> bool:
+    """Return whether several hosts traced collectives of enough of the same steps: their windows differ."""
+    hosts = collectives.filter(pl.col("instance") > 0).group_by("step").agg(pl.n_unique("host"))
+    return hosts.filter(pl.col("host") > 1).height > _SHARED * frame["step"].n_unique()
+
+
+def _waits_of_devices(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the training steps of compiled functions with ``peers_ps``: what each takes longer than the shortest.
+
+    Hosts that keep pace with each other compute the same in a step, and wait in it for the one that launches it last.
+    """
+    hosts = frame["host"].n_unique()
+    frame = frame.filter(kind="train", rule="calls").filter(pl.n_unique("host").over("step") == hosts)
+    frame = frame.filter(pl.col("step") > pl.col("step").min() + 1)  # the first ones are compiled
+    spans = frame.group_by("host").agg(span_ps=pl.col("start_ps").max() - pl.col("start_ps").min())["span_ps"]
+    if spans.is_empty() or spans.max() > _SAME_PACE * spans.min():  # type: ignore[operator]
+        return frame.clear()
+    return frame.with_columns(peers_ps=pl.col("dur_ps") - pl.col("dur_ps").min().over("step"))
 
 
 def _places(samples: pl.DataFrame, frame: pl.DataFrame, barriers: Barriers, late: pl.DataFrame) -> pl.DataFrame:
