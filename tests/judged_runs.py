@@ -1,6 +1,6 @@
 """Recorded trainings with what is true of them, judged again: the corpus in ``tests/corpus``.
 
-An entry is a zip file with a run folder and ``truth.json``, which ``benchmarks/corpus.py`` records. Keys without a
+An entry is a zip file with a run folder and ``truth.json``, which ``benchmarks/record_corpus.py`` records. Keys without a
 value are unknown:
 
 ``steps``
