@@ -1,7 +1,7 @@
 """Recorded trainings with what is true of them, judged again: the corpus in ``tests/corpus``.
 
-An entry is a zip file with a run folder and ``truth.json``, which ``benchmarks/record_corpus.py`` records. Keys without a
-value are unknown:
+An entry is a zip file with a run folder and ``truth.json``, which ``benchmarks/record_corpus.py`` records. Keys without
+a value are unknown:
 
 ``steps``
     Number of training steps, as the program or its trainer counts them.
