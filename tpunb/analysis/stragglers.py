@@ -156,8 +156,9 @@ def why(row: dict[str, Any]) -> str:
 _ALPHA = 0.05  # share of sound jobs in which a host would be named
 _RANKED, _UPPER = 128, 2 / 3  # hosts whose gains are compared: at most, and as a part of all
 _LEAST_COST = 0.05  # of step time, of a host that is late in one step after the other: goodput counts from there
-_SHARED = 0.1  # of the steps, traced by several hosts, whose collectives stand for the others
-_SAME_PACE = 1.02  # longest by shortest time of hosts for their steps, where each step has them wait for each other
+# both: half and twice of it change no name in four jobs of two processes, two of them with a slow one
+_SHARED = 0.1  # of the steps, traced by several hosts, whose collectives stand for the others; 0 to 0.095 there
+_SAME_PACE = 1.02  # longest by shortest time of hosts for their steps, if they wait in each; 1.0001 to 1.005 there
 _FEWEST_SAMPLES, _AT_PLACE = 3, 0.2  # of a place; part of the lateness that a host spends there more than others
 _REPLAYED = 16  # hosts, where replica groups separate hosts
 
@@ -583,7 +584,10 @@ def _with_lost(rows: pl.DataFrame, tables: HostTables) -> pl.DataFrame:
 
 
 def _span_ps(frame: pl.DataFrame) -> int:
-    """Return the step time of a job, median over hosts."""
+    """Return the step time of a job, median over hosts; with waits by the clock, it lasts until the next step."""
+    if "waited_ps" in frame.columns:
+        hosts = frame.group_by("host").agg(period_ps=pl.col("start_ps").sort().diff().median() * pl.len())
+        return int(hosts.select(pl.col("period_ps").median()).item() or 0)
     return int(frame.group_by("step").agg(pl.col("dur_ps").median())["dur_ps"].sum())
 
 
