@@ -61,7 +61,6 @@ class CountedRun:
 def wasteful(name: str, *, repaired: bool) -> Program:
     """Return a program of `programs.wastes`."""
     program = wastes.PROGRAMS[name]
-
     warm_up(name.partition("_")[0])
 
     def train(folder: Path, run: Any) -> dict[str, Any]:

@@ -138,6 +138,7 @@ def test_processes_of_jax_distributed_are_one_job(tmp_path):
 
 IN_A_THREAD = f"""
 import os, threading, time
+from pathlib import Path
 import torch
 
 def train():
@@ -151,7 +152,9 @@ def train():
 thread = threading.Thread(target=train)
 thread.start()
 thread.join()
-time.sleep(5)
+until, last = time.monotonic() + 120, b"{STEPS - 1}\\ttrain"
+while time.monotonic() < until and not any(last in file.read_bytes() for file in Path("run").glob("*/latest.bin")):
+    time.sleep(0.1)
 os._exit(0)  # as a launcher ends its workers
 """
 

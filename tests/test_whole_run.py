@@ -136,6 +136,7 @@ def test_without_windows_every_step_is_there_by_the_clock_and_each_kind_is_a_pha
 NO_PROFILER = """
 import time
 from dataclasses import replace
+import polars as pl
 import tpunb as tp
 from tpunb.profiler import schedule
 from tpunb.widgets.summary import Summary
@@ -153,9 +154,12 @@ phases = tp.phases(profile)
 print(len(phases.steps), profile.windows["error"].unique().to_list())
 summary = Summary(profile, phases.steps, phases)
 print([line for line in repr(summary).splitlines() if line.startswith("! ") and "busy" not in line])
-of_profiler = set(profile.stored.wall.spans.filter(account="profiler")["detail"])
-beside = {{"loading", "reduction of a window"}}  # in threads of the capture
-print(of_profiler - beside, "image/png" in summary._repr_mimebundle_())
+spans = profile.stored.wall.spans.filter(account="profiler")
+entry = spans.filter(detail="begin of the capture")
+beside = spans.filter(pl.col("detail").is_in(["loading", "reduction of a window"]))  # may slow steps down
+most_ps = entry["dur_ps"].item() + beside["dur_ps"].sum()
+shows = "image/png" in summary._repr_mimebundle_()
+print(spans.height - beside.height, entry["dur_ps"].item() <= tp.goodput(phases).time_ps("profiler") <= most_ps, shows)
 """
 
 
@@ -172,8 +176,8 @@ def test_a_loop_without_a_profiler_has_steps_goodput_and_phases_by_the_clock(tmp
     code = f"import {module or 'sys'}\n" + NO_PROFILER.format(run=str(tmp_path / "run"))
     command = [*warm_python(NOTEBOOK), "-c", code]
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
-    of_entry = "{'begin of the capture'} True"
-    assert answer.stdout.splitlines() == [f"20 [{message!r}]", f"['! {message}']", of_entry], answer.stderr
+    expected = [f"20 [{message!r}]", f"['! {message}']", "1 True True"]
+    assert answer.stdout.splitlines() == expected, answer.stderr
 
 
 def test_steps_without_windows_are_written_during_the_run(tmp_path, monkeypatch):

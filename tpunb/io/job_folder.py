@@ -100,7 +100,8 @@ def read(folder: str, files: Mapping[str, Location]) -> Process:
         facts = None
     facts = facts if isinstance(facts, dict) else {}
     group = group if isinstance(group := facts.get("group"), dict) else {}
-    kinds = {*filter(None, map(str, kinds))} if isinstance(kinds := facts.get("kinds"), list) else set()
+    listed = kinds if isinstance(kinds := facts.get("kinds"), list) else []
+    kinds = {str(kind).partition(" ")[0] for kind in listed}  # "eval 2" is of a second training
     has_journal = False
     with suppress(KeyError, TpunbError, OSError):
         has_journal = run_folder.holds_steps(storage.read(files[f"{folder}/{run_folder.LATEST}"]).tobytes())

@@ -47,7 +47,7 @@ def compiles() -> bool:
 
 
 def watch(stack: ExitStack, on_compile: Callable[[], None]) -> None:
-    """Remove all hooks once the program asks torch.compile for something; call before the first compilation."""
+    """Remove all hooks as the program asks torch.compile for something; call back at the first compilation."""
 
     def begin(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         if callable(args[0] if args else kwargs.get("callback")):  # else it disables compilation
@@ -55,15 +55,15 @@ def watch(stack: ExitStack, on_compile: Callable[[], None]) -> None:
                 _handles.pop().remove()
         return original(self, *args, **kwargs)
 
-    def compiled(_: Any) -> None:
-        with suppress(ValueError):
-            handler.start_callbacks.remove(compiled)
-        on_compile()
+    waiting = [on_compile]
+
+    def compiled(_: Any) -> None:  # stays: a list from which it were removed now would skip the next
+        if waiting:
+            waiting.pop()()
 
     with suppress(AttributeError, KeyError):  # a version with other names
-        stack.enter_context(
-            wrapped(sys.modules["torch._dynamo.eval_frame"]._TorchDynamoContext, "__init__", around(begin))
-        )
+        context = sys.modules["torch._dynamo.eval_frame"]._TorchDynamoContext
+        stack.enter_context(wrapped(context, "__init__", around(begin)))
         handler = sys.modules["torch._dynamo.callback"].callback_handler
         handler.start_callbacks.append(compiled)
         stack.callback(lambda: compiled in handler.start_callbacks and handler.start_callbacks.remove(compiled))

@@ -44,7 +44,6 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
     torch = sys.modules["torch"]
     optimizer = sys.modules["torch.optim.optimizer"]
     begun: dict[int, int] = {}
-
     is_compiling = dynamo.is_compiling()
 
     def before(each: Any, *_: Any) -> None:
