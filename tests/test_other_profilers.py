@@ -22,12 +22,12 @@ from warm_python import warm_python
 
 import tpunb as tp
 from tpunb.errors import TpunbError
+from tpunb.instrument.registry import ImportHook, check_imports
 from tpunb.profiler import other_profilers
 from tpunb.profiler.capture import Schedule
 from tpunb.profiler.other_profilers import ProfilerArbiter
 from tpunb.profiler.sources import xla_sessions
 from tpunb.profiler.sources.between_steps import BetweenSteps
-from tpunb.training.patching import ImportHook
 
 ROUNDS = 3
 
@@ -539,23 +539,23 @@ def toy(monkeypatch):
 
 def test_missing_framework_is_not_patched(toy, monkeypatch):
     monkeypatch.delitem(sys.modules, "toy")
-    with arbitrating([]) as arbiter:
-        arbiter.patch_loaded()
+    with arbitrating([]):
+        check_imports()
 
 
 def test_framework_being_imported_is_patched_later(toy, monkeypatch):
     events = []
     monkeypatch.setattr(toy, "__spec__", types.SimpleNamespace(_initializing=True))
-    with arbitrating(events) as arbiter:
+    with arbitrating(events):
         toy.start()
         toy.stop()
         assert events == []
         toy.__spec__._initializing = False
-        arbiter.patch_loaded()
+        check_imports()
         toy.start()
         toy.stop()
         assert events == ["toy", "go on"]
-    arbiter.patch_loaded()  # a thread that is late
+    check_imports()  # a thread that is late
     toy.start()
     toy.stop()
     assert events == ["toy", "go on"]

@@ -8,7 +8,7 @@ import sys
 import pytest
 from optional import lazy
 
-from tpunb.training import patching
+from tpunb.instrument import registry
 
 torch = lazy("torch")
 
@@ -118,9 +118,9 @@ def test_a_call_after_an_import_that_fails_ends_no_import(tmp_path, monkeypatch)
     (tmp_path / "imported_by_a_program.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
 
-    def fail():
+    def fail(_):
         raise RuntimeError("of another version")
 
-    with patching.on_import({"imported_by_a_program": fail}):
+    with registry.watching("imported_by_a_program", fail):
         module = importlib.import_module("imported_by_a_program")
     assert module.value == 1

@@ -19,6 +19,7 @@ from tpunb import signals
 from tpunb.checkpoint import Checkpoint, save
 from tpunb.checkpoint.resume import loops
 from tpunb.errors import CaptureBusy, TpunbError, check_whole, wrong_type
+from tpunb.instrument.registry import check_imports
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.framework_spans import FrameworkSpans
 from tpunb.profiler.other_profilers import ProfilerArbiter
@@ -326,13 +327,13 @@ def _begin(session: CaptureSession, stack: ExitStack) -> None:
     stack.enter_context(session)
     stack.enter_context(signals.spent.connect(session.on_spent))
     stack.enter_context(signals.resumed.connect(session.resumed.append))
-    arbiter = stack.enter_context(ProfilerArbiter(session.on_profiler_start, session.on_profiler_stop))
+    stack.enter_context(ProfilerArbiter(session.on_profiler_start, session.on_profiler_stop))
     spans = stack.enter_context(FrameworkSpans(session.clock))
     sources = stack.enter_context(StepSources(session.clock))
     session.on_end = sources.loop.close
     session.recorder.stalls.loops = sources.loop.codes
     session.recorder.group.spawned_by = session.spawned_by
-    looks = arbiter.patch_loaded, spans.patch_loaded, sources.patch_loaded, session.recorder.group.look
+    looks = check_imports, spans.patch_loaded, session.recorder.group.look
     session.import_watchers += looks
     session.note_begin()
 

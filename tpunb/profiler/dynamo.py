@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from tpunb.training.patching import around, wrapped
+from tpunb.instrument.registry import around, wrapped
 
 _handles = list[Any]()
 

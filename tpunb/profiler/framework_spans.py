@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
+from tpunb.instrument.registry import Hook, wrapped
 from tpunb.profiler import dynamo
 from tpunb.profiler.keras import running_method
 from tpunb.profiler.limits import LIMITS
@@ -21,7 +22,6 @@ from tpunb.profiler.step_clock import NEW_FUNCTION, StepClock
 from tpunb.schema import PEERS
 from tpunb.signals import Spent
 from tpunb.text import cut, plain
-from tpunb.training.patching import Hook, wrapped
 
 _SAVES, _RESTORES, _EVALUATES = "checkpoint save", "checkpoint restore", "evaluation"
 _FILES: dict[str, dict[str | None, dict[str, str]]] = {

@@ -11,10 +11,10 @@ from time import monotonic_ns
 from types import GeneratorType
 from typing import Any
 
+from tpunb.instrument.registry import wrapped
 from tpunb.profiler.step_clock import StepClock
 from tpunb.signals import Spent
 from tpunb.training.graph_work import step_flops
-from tpunb.training.patching import wrapped
 
 _KINDS = {"train": "train", "test": "eval", "predict": "predict"}  # Keras' word in the names of hooks: kind of step
 _METHODS = {"fit": ("train", "fit"), "evaluate": ("eval", "evaluation"), "predict": ("predict", "fit")}

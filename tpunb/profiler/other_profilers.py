@@ -18,8 +18,7 @@ from operator import attrgetter
 from typing import Any
 
 from tpunb.errors import warn_user
-from tpunb.profiler.sources.frameworks import loaded
-from tpunb.training.patching import on_import, replaced, wrapped
+from tpunb.instrument.registry import replaced, watching, wrapped
 
 
 @dataclass(frozen=True)
@@ -109,14 +108,13 @@ class ProfilerArbiter:
         self._lock = threading.RLock()  # deleting a session may end it in the midst of anything
         self._running: set[object] = set()
         self._active = False
-        self._patched: set[str] = set()
         self._undo = ExitStack()
         self._process = os.getpid()
 
     def __enter__(self) -> ProfilerArbiter:
         self._active = True
-        self._undo.enter_context(on_import({each.name: partial(self._patch, each) for each in _FRAMEWORKS}))
-        self.patch_loaded()
+        for each in _FRAMEWORKS:
+            self._undo.enter_context(watching(each.name, partial(self._patch, each)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,29 +123,19 @@ class ProfilerArbiter:
             self._undo.close()
             self._on_start, self._on_stop = lambda _: None, lambda: None  # the program may keep a patched class
 
-    def patch_loaded(self) -> None:
-        """Patch frameworks whose import was in progress when the block began."""
-        for framework in _FRAMEWORKS:
-            if framework.name not in self._patched and loaded(framework.name) is not None:
-                self._patch(framework)
+    def _patch(self, framework: _Framework, stack: ExitStack) -> None:
+        binding = framework.sessions()
+        if binding is not None:
+            patched = self._session(framework, binding.ProfilerSession)
+            stack.enter_context(replaced(binding, "ProfilerSession", patched))
+        else:
+            self._replace_functions(framework, stack)
+        client = sys.modules.get(framework.client)
+        if callable(getattr(client, "trace", None)):
+            self._wrap(stack, client, "trace", framework, lambda args: object(), begins=True, ends=True)
 
-    def _patch(self, framework: _Framework) -> None:
-        with self._lock:
-            if not self._active or framework.name in self._patched:
-                return
-            self._patched.add(framework.name)
-            binding = framework.sessions()
-            if binding is not None:
-                patched = self._session(framework, binding.ProfilerSession)
-                self._undo.enter_context(replaced(binding, "ProfilerSession", patched))
-            else:
-                self._replace_functions(framework)
-            client = sys.modules.get(framework.client)
-            if callable(getattr(client, "trace", None)):
-                self._wrap(client, "trace", framework, lambda args: object(), begins=True, ends=True)
-
-    def _wrap(self, holder: Any, name: str, framework: _Framework, key_of: Any, **role: bool) -> None:
-        self._undo.enter_context(wrapped(holder, name, lambda each: self._reporting(each, framework, key_of, **role)))
+    def _wrap(self, stack: ExitStack, holder: Any, name: str, framework: _Framework, key_of: Any, **role: bool) -> None:
+        stack.enter_context(wrapped(holder, name, lambda each: self._reporting(each, framework, key_of, **role)))
 
     def _session(self, framework: _Framework, original: type) -> type:
         """Return a subclass of sessions that reports when they begin and end."""
@@ -163,7 +151,7 @@ class ProfilerArbiter:
         }
         return types.new_class(original.__name__, (original,), exec_body=lambda body: body.update(methods))
 
-    def _replace_functions(self, framework: _Framework) -> None:
+    def _replace_functions(self, framework: _Framework, stack: ExitStack) -> None:
         """Patch the public functions of a version without a known session class."""
         try:
             users = attrgetter(framework.public)(sys.modules[framework.name])
@@ -178,7 +166,7 @@ class ProfilerArbiter:
             name = function.__name__
             for holder in (users, sys.modules.get(function.__module__)):
                 if getattr(holder, name, None) is function:
-                    self._wrap(holder, name, framework, lambda args: framework.name, **{role: True})
+                    self._wrap(stack, holder, name, framework, lambda args: framework.name, **{role: True})
 
     def _reporting(
         self,

@@ -22,8 +22,8 @@ from typing import Any
 
 from tpunb.errors import BadProfile, TpunbError, warn_user
 from tpunb.frames.conversion import open_file
+from tpunb.instrument.registry import around, watching, wrapped
 from tpunb.text import plain
-from tpunb.training.patching import around, on_import, wrapped
 from tpunb.training.program import PACKAGES, STANDARD_FOLDERS, TPUNB, is_user_code, place_of, user_frame
 
 _CACHES = (f"{os.sep}__pycache__{os.sep}", f"{os.sep}.cache{os.sep}")
@@ -82,10 +82,8 @@ class FileGuard:
                 stack.enter_context(wrapped(owner, "open", around(self._opening(0, None))))
             for name in ("rename", "replace"):
                 stack.enter_context(wrapped(os, name, around(self._renaming)))
-            libraries = {module: partial(self._into, stack, module) for module in _NATIVE}
-            for module in libraries.keys() & sys.modules.keys():
-                libraries.pop(module)()
-            stack.enter_context(on_import(libraries))
+            for module in _NATIVE:
+                stack.enter_context(watching(module, partial(self._into, module)))
             self._checkpoints = tuple(str(checkpoint.absolute().parent / name) for name in CHECKPOINT_NAMES)
             self.is_skipping, self.reached_s, self._saved_s, self._diverge = True, saved_s, saved_s, diverge
             try:
@@ -95,7 +93,7 @@ class FileGuard:
                 self._follow()
             self.check()
 
-    def _into(self, stack: ExitStack, module: str) -> None:
+    def _into(self, module: str, stack: ExitStack) -> None:
         """Have a library that is imported open what `path` returns."""
         name, at, mode = _NATIVE[module]
         owner: Any = sys.modules[module]

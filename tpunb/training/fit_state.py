@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from tpunb.errors import TpunbError, library_warnings_ignored, warn_user
+from tpunb.instrument.registry import replaced
 from tpunb.signals import spending
 from tpunb.text import format_error, plain
 from tpunb.tfdata.graph import graph_or_none, too_large
@@ -25,7 +26,6 @@ from tpunb.training.fingerprints import Diverged, Fingerprints, Resumed
 from tpunb.training.fit_data import DataCursor, FitData
 from tpunb.training.fit_start import EndedFit, FitStart, variables_of_step
 from tpunb.training.hidden_state import EagerStep, hidden_state
-from tpunb.training.patching import replaced
 from tpunb.training.py_dataset import PyDatasetState
 from tpunb.training.state import DATA, RANDOM, is_from, optimizers_of, to_numpy
 

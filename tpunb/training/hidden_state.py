@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from tpunb.instrument.registry import wrapped
 from tpunb.text import plain
 from tpunb.tfdata.effects import GENERATOR, draws_random_numbers
 from tpunb.training.constants import compiled_step
-from tpunb.training.patching import wrapped
 
 
 class EagerStep:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tpunb.errors import TpunbError, need
+from tpunb.instrument.registry import wrapped
 from tpunb.training import seeds
 from tpunb.training.block import Block
 from tpunb.training.files import guard
@@ -25,7 +26,6 @@ from tpunb.training.fit_start import EndedFit
 from tpunb.training.fit_state import Fit
 from tpunb.training.jax_fit import JaxFit
 from tpunb.training.passes import CountingDataset
-from tpunb.training.patching import wrapped
 from tpunb.training.program import place_of, user_frame
 
 _HINT = "save a custom loop with tpunb.checkpoint.save"

@@ -20,12 +20,12 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from tpunb.errors import TpunbError
+from tpunb.instrument.registry import around, wrapped
 from tpunb.signals import spending
 from tpunb.torchdata.effects import digest
 from tpunb.torchdata.handover import Handover, refusal
 from tpunb.torchdata.loader import Settings, settings_of, with_settings
 from tpunb.training import keras_hooks
-from tpunb.training.patching import around, wrapped
 from tpunb.tuning import live
 from tpunb.tuning.live import END, SAMPLE, Sample
 from tpunb.tuning.loader import STAGE, LoaderPipeline

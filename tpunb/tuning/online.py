@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 
 from tpunb.cluster import OLS, phases
 from tpunb.errors import NoSteps, need, wrong_type
+from tpunb.instrument.registry import watching
 from tpunb.io import load
 from tpunb.signals import spending
 from tpunb.step_stats.numbering import TUNING_STEP
@@ -31,7 +31,6 @@ from tpunb.tfdata.graph import graph_or_none
 from tpunb.tfdata.restored import late_shuffles
 from tpunb.training import keras_hooks
 from tpunb.training.fit_state import Fit
-from tpunb.training.patching import on_import
 from tpunb.training.state import TrainingState, variables_of
 from tpunb.tuning.job import Job, hot_phase
 from tpunb.tuning.live import RACE, SAMPLE, SWITCH, WINDOW, Feed, KerasFeed, LiveTuning
@@ -230,10 +229,10 @@ class Online:
         if self._total is None:
             self._total = time.perf_counter() - self._started
 
-    def guarded(self, action: Callable[[], None]) -> None:
+    def guarded(self, action: Callable[..., None], *args: Any) -> None:
         """Report an error of an action."""
         try:
-            action()
+            action(*args)
         except Exception as error:  # noqa: BLE001  the program must continue
             self.report_error(error)
 
@@ -560,17 +559,17 @@ def tuned(
         need("keras", extra="tensorflow")
     with ExitStack() as stack:
         stack.callback(online.close)
-        waiting: dict[str, Callable[[], None]] = {
-            "torch": partial(online.guarded, partial(watch, stack, online.on_batch, online.report_error)),
-            "keras": partial(_listen, stack, online),
-        }
-        for name in [name for name in waiting if name in sys.modules]:
-            waiting.pop(name)()
-        stack.enter_context(on_import({name: partial(online.guarded, call) for name, call in waiting.items()}))
+        for name, begin in {"torch": _watch_loaders, "keras": _listen}.items():
+            stack.enter_context(watching(name, partial(online.guarded, begin, online)))
         yield online
 
 
-def _listen(stack: ExitStack, online: Online) -> None:
+def _watch_loaders(online: Online, stack: ExitStack) -> None:
+    """Tune the loaders of PyTorch."""
+    watch(stack, online.on_batch, online.report_error)
+
+
+def _listen(online: Online, stack: ExitStack) -> None:
     """Send the events of fits of Keras to the tuning."""
     stack.enter_context(keras_hooks.listening(online))
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from tpunb.checkpoint.resume.loop_data import continue_pass
 from tpunb.errors import TpunbError, brief, warn_user
+from tpunb.instrument.registry import around, replaced, wrapped
 from tpunb.text import format_error
 from tpunb.torchdata.position import AHEAD, LoaderPass
 from tpunb.training import seeds, torch_state
@@ -28,7 +29,6 @@ from tpunb.training.block import Block
 from tpunb.training.files import guard
 from tpunb.training.fingerprints import Diverged, Fingerprints, of_arrays
 from tpunb.training.fit_start import FitStart
-from tpunb.training.patching import around, replaced, wrapped
 from tpunb.training.positions import Positions
 from tpunb.training.program import place_of, user_frame
 from tpunb.training.state import DATA, OPTIMIZER, RANDOM, WEIGHTS, arrays

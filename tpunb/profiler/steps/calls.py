@@ -13,10 +13,10 @@ from functools import cache
 from time import monotonic_ns
 from typing import Any
 
+from tpunb.instrument.registry import around, wrapped
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.loop import Arrays, Loop
 from tpunb.profiler.step_clock import NEW_FUNCTION
-from tpunb.training.patching import around, wrapped
 
 _PMAP = "jax._src.pmap"  # where the functions of a program are wrapped
 _LIBRARIES = {"jax", "optax", "chex"}  # whose compiled functions are a part of a step

@@ -10,9 +10,9 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
+from tpunb.instrument.registry import around, wrapped
 from tpunb.profiler.loop import Loop
 from tpunb.signals import Spent
-from tpunb.training.patching import around, wrapped
 
 
 def _fetching(

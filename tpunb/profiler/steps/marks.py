@@ -9,9 +9,9 @@ from functools import partial
 from numbers import Integral
 from typing import Any
 
+from tpunb.instrument.registry import around, wrapped
 from tpunb.profiler.keras import keras_runs
 from tpunb.profiler.loop import TRAIN, Loop
-from tpunb.training.patching import around, wrapped
 
 _NUMBER, _STEP = "_tpunb_number", "_tpunb_step"
 

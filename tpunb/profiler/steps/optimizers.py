@@ -8,10 +8,10 @@ from contextlib import ExitStack, suppress
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
+from tpunb.instrument.registry import around, wrapped
 from tpunb.profiler import dynamo
 from tpunb.profiler.in_flight import Result
 from tpunb.profiler.loop import Loop
-from tpunb.training.patching import around, wrapped
 
 
 class _CudaEvent:

@@ -15,7 +15,8 @@ from unittest import mock
 
 import pytest
 
-from tpunb.training.patching import around, on_import, replaced, wrapped
+from tpunb.instrument import registry
+from tpunb.instrument.registry import Priority, around, replaced, watching, wrapped
 
 
 class Base:
@@ -366,7 +367,7 @@ def importable(tmp_path, monkeypatch, own_name):
 
 def test_import_calls_back_once_in_the_block(importable):
     called, before = [], [*sys.meta_path]
-    with on_import({importable: lambda: called.append(importable)}):
+    with watching(importable, lambda stack: called.append(importable)):
         assert import_module(importable).imported
     assert called == [importable]
     assert sys.meta_path == before
@@ -374,7 +375,7 @@ def test_import_calls_back_once_in_the_block(importable):
 
 @pytest.mark.parametrize("change", ["cleared", "reversed", "replaced", "without the hook"])
 def test_what_the_program_does_to_the_finders_stays(importable, change):
-    with on_import({importable: lambda: None}):
+    with watching(importable, lambda stack: None):
         hook, *others = sys.meta_path
         if change == "replaced":
             sys.meta_path = [SimpleNamespace(), *others, hook]
@@ -386,7 +387,7 @@ def test_what_the_program_does_to_the_finders_stays(importable, change):
 
 def test_finder_that_the_program_keeps_does_nothing_after_the_block(importable):
     called = []
-    with on_import({importable: lambda: called.append(1)}):
+    with watching(importable, lambda stack: called.append(1)):
         kept = [*sys.meta_path]
     sys.meta_path[:] = kept
     assert import_module(importable).imported
@@ -395,7 +396,7 @@ def test_finder_that_the_program_keeps_does_nothing_after_the_block(importable):
 
 def test_finders_of_the_program_may_have_no_find_spec(importable):
     called = []
-    with on_import({importable: lambda: called.append(1)}):
+    with watching(importable, lambda stack: called.append(1)):
         sys.meta_path.insert(1, SimpleNamespace())
         if sys.version_info < (3, 12):
             sys.meta_path.insert(1, SimpleNamespace(find_module=lambda *_: None))
@@ -405,10 +406,110 @@ def test_finders_of_the_program_may_have_no_find_spec(importable):
 
 def test_module_that_loads_after_the_block_calls_nothing(importable):
     called = []
-    with on_import({importable: lambda: called.append(1)}):
+    with watching(importable, lambda stack: called.append(1)):
         spec = find_spec(importable)
     spec.loader = LazyLoader(spec.loader)
     loading = module_from_spec(spec)
     spec.loader.exec_module(loading)
     assert loading.imported
     assert called == []
+
+
+# -- attributes of libraries ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def toy(monkeypatch, own_name):
+    """A library of one module, with a class, its subclass and a function."""
+    made = module(own_name, save=lambda file, data: ["save", file, data])
+    made.Loader = type("Loader", (), {"draw": lambda self: ["draw"]})
+    made.Special = type("Special", (made.Loader,), {"draw": lambda self: ["special"]})
+    monkeypatch.setitem(sys.modules, own_name, made)
+    made.__spec__ = SimpleNamespace(_initializing=False)
+    return registry.Library(own_name, own_name, ("1.0", "1.2"))
+
+
+def test_all_who_listen_share_one_wrapper_and_are_called_by_priority(toy):
+    save, calls = toy.attribute(toy.name, "save"), []
+    library = sys.modules[toy.name]
+    before = library.save
+    with save.listening(logs(calls, "capture"), Priority.CAPTURE):
+        wrapper = library.save
+        with (
+            save.listening(logs(calls, "tuning"), Priority.TUNING),
+            save.listening(logs(calls, "checkpoints"), Priority.CHECKPOINTS),
+        ):
+            assert library.save is wrapper
+            assert library.save(1, 2) == ["capture", "checkpoints", "tuning", "save", 1, 2]
+        assert library.save(1, 2) == ["capture", "save", 1, 2]
+    assert library.save is before
+    assert toy.misfits() == []
+
+
+def test_hook_below_others_has_the_signature_of_the_original(toy):
+    seen = []
+
+    def hook(original):
+        seen.append(str(inspect.signature(original)))
+        return original
+
+    save = toy.attribute(toy.name, "save")
+    with save.listening(around(lambda original, *args: original(*args)), Priority.TUNING), save.listening(hook):
+        pass
+    assert {*seen} == {"(file, data)"}
+
+
+def test_attribute_is_wrapped_in_each_subclass_that_has_its_own(toy):
+    library = sys.modules[toy.name]
+    with toy.attribute(toy.name, "Loader.draw", subclasses=True).listening(logs([], "hook")):
+        assert library.Special().draw() == ["hook", "special"]
+        assert library.Loader().draw() == ["hook", "draw"]
+    assert library.Special().draw() == ["special"]
+
+
+@pytest.mark.parametrize(
+    ("path", "takes", "reason"),
+    [
+        ("load", (), "is missing"),
+        ("Loader.save", (), "is missing"),
+        ("__name__", (), "is no function"),
+        ("save", ("data", "format"), "does not take format"),
+    ],
+)
+def test_attribute_that_does_not_fit_is_left_and_named_with_the_versions_that_were_tried(toy, path, takes, reason):
+    before = vars(sys.modules[toy.name]).copy()
+    with toy.attribute(toy.name, path, *takes).listening(logs([], "hook")):
+        assert vars(sys.modules[toy.name]) == before
+    said = f"{toy.name} of an unknown version (tried with 1.0 to 1.2): {toy.name}.{path} {reason}"
+    assert toy.misfits() == [said]
+
+
+def test_optional_attribute_may_be_missing(toy):
+    with toy.attribute(toy.name, "load", optional=True).listening(logs([], "hook")):
+        assert toy.misfits() == []
+
+
+def test_module_of_a_library_is_none_until_it_is_imported(toy):
+    assert toy.module() is sys.modules[toy.name]
+    sys.modules[toy.name].__spec__._initializing = True
+    assert toy.module() is None
+    assert toy.module(f"{toy.name}.inner") is None
+
+
+def test_attribute_of_a_library_that_is_imported_later_is_wrapped_then(tmp_path, monkeypatch, own_name):
+    """A module of it is imported before the library itself is complete: its attribute is wrapped with the library."""
+    (tmp_path / own_name).mkdir()
+    (tmp_path / own_name / "inner.py").write_text("def save(file):\n    return ['save', file]\n")
+    (tmp_path / own_name / "__init__.py").write_text("from .inner import save\nseen = save(1)\n")
+    (tmp_path / own_name / "later.py").write_text("def load(file):\n    return ['load', file]\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    finders, library = [*sys.meta_path], registry.Library(own_name, own_name, ("1", "1"))
+    with ExitStack() as stack:
+        for name, path in (("inner", "save"), ("later", "load")):
+            stack.enter_context(library.attribute(f"{own_name}.{name}", path).listening(logs([], "hook")))
+        package = import_module(own_name)
+        assert package.seen == ["save", 1]
+        assert sys.modules[f"{own_name}.inner"].save(1) == ["hook", "save", 1]
+        assert import_module(f"{own_name}.later").load(1) == ["hook", "load", 1]
+        assert sys.meta_path == finders
+    assert sys.modules[f"{own_name}.later"].load(1) == ["load", 1]
