@@ -30,12 +30,24 @@ from tpunb.profiler.keras import keras_runs
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.step_clock import OpenStep, StepClock, StepRecord
 from tpunb.signals import Spent
-from tpunb.step_stats.boundaries import is_primitive
 from tpunb.text import format_error
 from tpunb.training.program import user_frame
 
 TRAIN, EVALUATION = "train", "eval"
-_EVALUATES = re.compile(r"eval|valid|test|predict|infer", re.IGNORECASE)
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_EVALUATES = {
+    *("eval", "evaluate", "evaluates", "evaluation", "valid", "validate", "validates", "validation", "test", "tests"),
+    *("predict", "predicts", "prediction", "predictions", "infer", "infers", "inference"),
+}
+
+
+def _is_evaluation(name: str) -> bool:
+    """Return whether a word of a name says that a function evaluates, which counts where nothing else does.
+
+    >>> [name for name in ("eval_step", "testModel", "latest_step", "retrieval", "contest") if _is_evaluation(name)]
+    ['eval_step', 'testModel']
+    """
+    return not _EVALUATES.isdisjoint(word.lower() for word in _WORDS.findall(name))
 
 
 _log = logging.getLogger("tpunb")
@@ -121,6 +133,7 @@ class Loop:
         self._evaluated: set[Hashable] = set()  # streams of batches that did not
         self._arrays: dict[str, Arrays] = {}  # by function
         self._repeating: set[str] = set()  # functions that took a state twice: another updates it
+        self._learning: set[str] = set()  # functions that take gradients
         self._accumulated: int | None = None  # parts before the last update that took its gradients
         self._trainer = Arrays()  # of the function that trains: it returns a state and takes most
         self._kinds: dict[str, str] = {}  # of steps by function
@@ -196,6 +209,14 @@ class Loop:
         if arrays.returns_state and arrays.inputs > self._trainer.inputs:
             self._trainer = arrays
 
+    def takes_gradients(self, function: str) -> None:
+        """Record that a compiled function takes gradients, as its tracing shows: whatever its name, it trains."""
+        self._learning.add(function)
+
+    def _is_evaluation(self, function: str) -> bool:
+        """Return whether a function evaluates by its name, and nothing else is known of it."""
+        return function not in self._learning and _is_evaluation(function)
+
     def repeats(self, function: str, *, on: bool) -> None:
         """Record whether a function that returns such arrays as it takes was called with the same ones again."""
         (self._repeating.add if on else self._repeating.discard)(function)
@@ -220,14 +241,13 @@ class Loop:
         self, function: str, begun_ns: int, now_ns: int, result: Result | None, *, library: bool = False
     ) -> None:
         """Record that a compiled function was called, and computes; one of the library itself begins no step."""
-        library = library or is_primitive(function)
         within = library or function in self._marked
         work, follows = self.clock.launch(result, now_ns, after=within)
         if self.clock.opened is not None:
             self._marked.add(function)
             return
         self.clock.mark_progress()
-        if self.clock.marked and (within or not _EVALUATES.search(function)):
+        if self.clock.marked and (within or not self._is_evaluation(function)):
             return
         part = self._part
         if library:
@@ -245,7 +265,7 @@ class Loop:
             part.follows = follows
         self._calls[function] += 1
         if self._calls[function] <= LIMITS.loop_calls:
-            self._note_frames(trains=False)
+            self._note_frames(trains=function in self._learning)
         if function not in part.functions:
             part.functions[function] = begun_ns, part.launched_ns, part.work, _line()
         part.launched(work, now_ns)
@@ -327,7 +347,7 @@ class Loop:
             codes.append(frame.f_code)
             frame = frame.f_back
         new = [code for code in codes if code not in self.codes]
-        if trains or not self.codes or not any(_EVALUATES.search(code.co_name) for code in new):
+        if trains or not self.codes or not any(_is_evaluation(code.co_name) for code in new):
             self.codes.update(new)
 
     def current(self) -> StepRecord | None:
@@ -440,9 +460,10 @@ class Loop:
             if measures:
                 self._kinds[function] = EVALUATION
             elif function not in self._kinds:
-                trains = self._of(function).returns_state and not _EVALUATES.search(function)
+                evaluates = self._is_evaluation(function)
+                trains = self._of(function).returns_state and not evaluates
                 train = trains and not self._repeating & {function} and TRAIN not in self._kinds.values()
-                name = EVALUATION if _EVALUATES.search(function) else re.sub(r"[^\w.]+", " ", function).strip()
+                name = EVALUATION if evaluates else re.sub(r"[^\w.]+", " ", function).strip()
                 self._kinds[function] = TRAIN if train else name or "step"
             kind, line = self._kinds[function], part.functions[function][-1]
             if kind == TRAIN:

@@ -30,6 +30,7 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
     array, tracer, leaves = jax.Array, jax.core.Tracer, jax.tree_util.tree_leaves
     misses = _Misses()
     states = _States()
+    _traces(loop, jax, pjit, stack)
 
     def result(out: Any) -> Any:
         """Return an array to wait for: all of a result are done at once, and a small one takes no memory meanwhile."""
@@ -96,6 +97,35 @@ def _leave_frames_out(exclude: Callable[[str], None] | None) -> None:
     if exclude is not None:
         exclude(__file__)
         exclude(around.__code__.co_filename)
+
+
+def _traces(loop: Loop, jax: Any, pjit: Any, stack: ExitStack) -> None:
+    """Record which functions take gradients: as one is traced, or another that calls it."""
+    learns, learning = [False], set[str]()  # whether what is traced now does; functions that do
+
+    def differentiate(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        value = original(*args, **kwargs)
+        learns[0] = learns[0] or loop.is_training()  # only now: what it has called takes none
+        return value
+
+    def trace(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not loop.is_training():
+            return original(*args, **kwargs)
+        outer, learns[0] = learns[0], False
+        try:
+            found = original(*args, **kwargs)
+            name = found[0].params["name"]
+            if learns[0] or name in learning:  # it was traced before
+                learning.add(name)
+                loop.takes_gradients(name)
+                outer = True
+            return found
+        finally:
+            learns[0] = outer
+
+    if callable(getattr(pjit, "_infer_params", None)):
+        stack.enter_context(wrapped(jax, "vjp", around(differentiate)))
+        stack.enter_context(wrapped(pjit, "_infer_params", around(trace)))
 
 
 class _Misses:
