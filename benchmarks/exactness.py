@@ -48,12 +48,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent))  # if this file is not run by its name
+sys.path.extend(map(str, Path(__file__).parents[:2]))  # whichever way this file is run
 
 import numpy as np
-from programs import PROGRAMS, Loop, Program, Script, Steps, Training
 
 import tpunb as tp
+from programs import PROGRAMS, Loop, Program, Script, Steps, Training
 
 QUICK = ("quickstart_beginner", "load_text", "imbalanced_data", "dcgan_train_step")
 QUICK += ("mlp_core", "data_performance", "jax_neural_network", "image_classification")
@@ -488,9 +488,10 @@ def import_all() -> None:
     import programs.tutorials
 
     if find_spec("torch"):
+        import torch
+
         import programs.torch_pages
         import programs.torch_trainers  # noqa: F401
-        import torch
 
         torch.set_num_threads(1)
 

@@ -32,13 +32,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))  # if this file is not run by its name
+sys.path.extend(map(str, Path(__file__).parents[:2]))  # whichever way this file is run
 
 import polars as pl
-import wasteful
-from wasteful import PROGRAMS, Waste
 
 import tpunb as tp
+from programs import wasteful
+from programs.wasteful import PROGRAMS, Waste
 from tpunb.analysis.goodput import busy
 
 ALLOWED_S, ALLOWED_SHARE, LEAST_S = 0.03, 0.05, 0.6

@@ -1,7 +1,7 @@
 """Compare what ``tpunb run`` records of launched trainings with what their processes record themselves.
 
 ``python benchmarks/launchers.py [--quick] [--launches "torchrun 1,MPI",...] [--slow NAME,...] [--pairs N]``: unchanged
-programs of ``benchmarks/programs/launched`` run as each launcher's documentation starts them, plainly and under ``tpunb
+programs of ``programs/launched`` run as each launcher's documentation starts them, plainly and under ``tpunb
 run -o RUN --``. Each process that trains writes its steps to a file of its own. Launchers that are not installed are
 left out; SLURM's and MPI's are stand-ins that set their variables. ``--quick`` runs six launches and a job with a slow
 rank, two at a time, without the overhead. The last line is one JSON object; most are counts, right of tried:
@@ -47,15 +47,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent))  # if this file is not run by its name
+sys.path.extend(map(str, Path(__file__).parents[:2]))  # whichever way this file is run
 
 import polars as pl
-from programs.launched.truth import FOLDER
 
 import tpunb as tp
+from programs.launched.truth import FOLDER
 from tpunb.errors import TpunbError
 
-PROGRAMS = Path(__file__).parent / "programs" / "launched"
+PROGRAMS = Path(__file__).parents[1] / "programs" / "launched"
 LIMIT_S = 240  # of a launch
 
 

@@ -43,11 +43,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent))  # if this file is not run by its name
-
-import trainings
+sys.path.extend(map(str, Path(__file__).parents[:2]))  # whichever way this file is run
 
 import tpunb as tp
+from programs import trainings
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.capture import Run, Schedule
 from tpunb.profiler.keras import keras_marks

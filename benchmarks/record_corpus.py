@@ -25,14 +25,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))  # if this file is not run by its name
+sys.path.extend(map(str, Path(__file__).parents[:2]))  # whichever way this file is run
 
 import trainers
-from programs import PROGRAMS as PAGES
-from programs import Loop, Script, Steps, Training, signs, wastes
 from verdicts import warm_up
 
 import tpunb as tp
+from programs import PROGRAMS as PAGES
+from programs import Loop, Script, Steps, Training, signs, wastes
 
 CORPUS = Path(__file__).parents[1] / "tests" / "corpus"
 STEPS = 100  # of a trainer

@@ -1,9 +1,10 @@
 """Run the same programs several times, and compare their phases.
 
 ``python benchmarks/repeatability.py [--quick] [--programs keras_convnet,gan] [--runs N] [--seconds S] [--keep DIR]``:
-ten programs (``repeatable.py``), eight runs each, each in a process of its own with the default schedule; every other
-run beside processes that keep all cores busy. Runs of one program are compared in pairs. For one program a variant with
-one more layer is compared with it as well. ``--quick`` runs one program four times in under two minutes. The last line
+the programs of ``programs/repeatable.py``, eight runs each, each in a process of its own with the default schedule;
+every other run beside processes that keep all cores busy. Runs of one program are compared in pairs. For one program a
+variant with one more layer is compared with it as well. ``--quick`` runs one program four times in under two minutes.
+The last line
 is one JSON object:
 
 ``same``
@@ -33,12 +34,12 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))  # if this file is not run by its name
+sys.path.extend(map(str, Path(__file__).parents[:2]))  # whichever way this file is run
 
 import polars as pl
-from repeatable import PROGRAMS, VARIANTS
 
 import tpunb as tp
+from programs.repeatable import PROGRAMS, VARIANTS
 
 QUICK = "keras_convnet"
 

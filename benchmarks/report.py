@@ -34,13 +34,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))  # if this file is not run by its name
+sys.path.extend(map(str, Path(__file__).parents[:2]))  # whichever way this file is run
 
 import numpy as np
 import polars as pl
-from programs.wastes import PROGRAMS, jax_loops, keras_fits, torch_loops  # noqa: F401
 
 import tpunb as tp
+from programs.wastes import PROGRAMS, jax_loops, keras_fits, torch_loops  # noqa: F401
 from tpunb.analysis import compare, slowdown
 from tpunb.testing import toy_steps
 

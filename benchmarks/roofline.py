@@ -18,25 +18,27 @@ import json
 import math
 import os
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+sys.path.extend(map(str, Path(__file__).parents[:2]))  # whichever way this file is run
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu", "TPUNB_CACHE": "off"}
 
 import jax
 import jax.numpy as jnp
 import overhead
 import polars as pl
-import trainings
 import xspaces
 from jax import lax
 from tensorflow.compiler.xla import xla_data_pb2
 from tensorflow.compiler.xla.service import hlo_pb2
 
 import tpunb as tp
+from programs import trainings
 from tpunb.io.hlo_cost import work
 from tpunb.io.protobuf_table import Messages
 from tpunb.profiler.sources.local import Local

@@ -1,7 +1,7 @@
 """Compare what a capture finds in unchanged trainers with what these measure themselves.
 
 ``python benchmarks/trainers.py [--quick] [--programs plain_jax,nnx_grain,...] [--steps N] [--pairs N]``: each program
-of ``benchmarks/programs/trainers`` runs in a process of its own, without waste and with a waste in each of four places:
+of ``programs/trainers`` runs in a process of its own, without waste and with a waste in each of four places:
 data, hook, save and read. It does not import the capture, and writes the number of its steps by the trainer's counter
 and the time that it wastes. The least account of the runs without waste is what the program spends itself. The loops
 of ``pipelined.py`` run ahead of their device, marked in several ways, beside twins that wait in each step. Other
@@ -43,16 +43,15 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent))  # if this file is not run by its name
-
-from programs.trainers import PLACES, pipelined
+sys.path.extend(map(str, Path(__file__).parents[:2]))  # whichever way this file is run
 
 import tpunb as tp
+from programs.trainers import PLACES, pipelined
 from tpunb.analysis.verdict import verdict
 
 
 class Program(NamedTuple):
-    """A program of ``benchmarks/programs/trainers``, and where it wastes time."""
+    """A program of ``programs/trainers``, and where it wastes time."""
 
     package: str  # that it needs
     backend: str = "tensorflow"  # of Keras

@@ -33,10 +33,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+sys.path.extend(map(str, Path(__file__).parents[:2]))  # whichever way this file is run
+
 import polars as pl
-from programs.wastes import PROGRAMS, jax_loops, keras_fits, torch_loops, wasted_s  # noqa: F401
 
 import tpunb as tp
+from programs.wastes import PROGRAMS, jax_loops, keras_fits, torch_loops, wasted_s  # noqa: F401
 from tpunb.analysis.verdict import verdict
 
 QUICK = (

@@ -160,7 +160,7 @@ HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 NAMED = re.compile(
     r"`(?:python |\.venv/bin/python -m pytest )?((?:\w+/)+[\w*.]*|[A-Z]+\.\w+|pyproject\.toml)(?: [^`]*)?`"
 )
-TOPS = ("tpunb", "tests", "benchmarks", "datasets", "docs", "notebooks")
+TOPS = ("tpunb", "tests", "benchmarks", "programs", "datasets", "docs", "notebooks")
 
 
 def anchors(page):

@@ -1,7 +1,7 @@
 """Trainings that do not know of a capture, each captured without windows, and what is found of them.
 
 ``python trainer_runs.py FOLDER NAME...`` captures some and writes ``FOLDER/found.json``: trainings with evaluations, of
-`KINDS`, and programs with a waste, of ``benchmarks/programs/trainers``, which measure what they waste.
+`KINDS`, and programs with a waste, of ``programs/trainers``, which measure what they waste.
 """
 
 import importlib

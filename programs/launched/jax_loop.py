@@ -1,6 +1,7 @@
 """Train a small network with JAX on processes of ``jax.distributed``: ``jax_loop.py PROCESS PROCESSES PORT``."""
 
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ weights = jax.device_put(np.eye(WIDTH, dtype="f"), NamedSharding(mesh, Partition
 
 
 @jax.jit
-def train_step(weights, rows):
+def train_step(weights: Any, rows: Any) -> Any:
     """Return the weights after a step of gradient descent, and the loss."""
     loss, gradient = jax.value_and_grad(lambda weights: jnp.mean((jnp.tanh(rows @ weights) - rows) ** 2))(weights)
     return weights - 0.1 * gradient, loss

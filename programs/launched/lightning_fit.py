@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import lightning
 import torch
@@ -14,23 +16,23 @@ STEPS, BATCH, WIDTH = 60, 16, 256
 class Network(lightning.LightningModule):
     """A perceptron, one rank of which may be slow after each step."""
 
-    def __init__(self, slow: int | None, stepped) -> None:
+    def __init__(self, slow: int | None, stepped: Callable[[], None]) -> None:
         super().__init__()
         self.layers = torch.nn.Sequential(torch.nn.Linear(WIDTH, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1))
         self.slow, self.stepped = slow, stepped
 
-    def training_step(self, batch, index):
+    def training_step(self, batch: Any, index: int) -> Any:
         """Return the loss of a batch."""
         x, y = batch
         return torch.nn.functional.mse_loss(self.layers(x), y)
 
-    def on_train_batch_end(self, outputs, batch, index):
+    def on_train_batch_end(self, outputs: Any, batch: Any, index: int) -> None:
         """Log a step, as long as the slow rank takes for it."""
         if self.global_rank == self.slow:
             time.sleep(0.02)
         self.stepped()
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> Any:
         """Return the optimizer."""
         return torch.optim.Adam(self.parameters(), 1e-3)
 
