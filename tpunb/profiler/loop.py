@@ -25,6 +25,7 @@ from time import monotonic_ns
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from tpunb.instrument.events import What
 from tpunb.profiler.in_flight import Result, Work
 from tpunb.profiler.keras import keras_runs
 from tpunb.profiler.limits import LIMITS
@@ -163,7 +164,9 @@ class Loop:
             self.clock.adopt()
 
     @_harmless
-    def fetched(self, stream: Hashable, start_ns: int, end_ns: int, *, over: bool = False) -> None:
+    def fetched(
+        self, stream: Hashable, start_ns: int, end_ns: int, *, over: bool = False, what: What | None = None
+    ) -> None:
         """Record that a batch was fetched from a stream of data, or its end found."""
         step = self.clock.opened
         if step is not None:
@@ -209,7 +212,7 @@ class Loop:
         if arrays.returns_state and arrays.inputs > self._trainer.inputs:
             self._trainer = arrays
 
-    def takes_gradients(self, function: str) -> None:
+    def takes_gradients(self, function: str, *, what: What | None = None) -> None:
         """Record that a compiled function takes gradients, as its tracing shows: whatever its name, it trains."""
         self._learning.add(function)
 
@@ -238,7 +241,14 @@ class Loop:
 
     @_harmless
     def called(
-        self, function: str, begun_ns: int, now_ns: int, result: Result | None, *, library: bool = False
+        self,
+        function: str,
+        begun_ns: int,
+        now_ns: int,
+        result: Result | None,
+        *,
+        library: bool = False,
+        what: What | None = None,
     ) -> None:
         """Record that a compiled function was called, and computes; one of the library itself begins no step."""
         within = library or function in self._marked
@@ -271,7 +281,7 @@ class Loop:
         part.launched(work, now_ns)
 
     @_harmless
-    def evaluates(self, *, on: bool) -> None:
+    def evaluates(self, *, on: bool, what: What | None = None) -> None:
         """Record that a model is set to evaluate, or to train: in between, if it does not learn, is an evaluation."""
         if on:
             self._evaluates_ns = self._evaluates_ns or monotonic_ns()
@@ -282,7 +292,7 @@ class Loop:
             self.clock.on_spent(Spent("evaluation", None, begun_ns, monotonic_ns()))
 
     @_harmless
-    def learned(self, begun_ns: int) -> None:
+    def learned(self, begun_ns: int, *, what: What | None = None) -> None:
         """Record that gradients were taken, since `begun_ns`."""
         if self._evaluates_ns is not None:  # only a part of the model is in that mode
             self._evaluates_ns = None
@@ -300,12 +310,14 @@ class Loop:
         self.clock.mark_progress()
 
     @_harmless
-    def prepared(self) -> None:
+    def prepared(self, *, what: What | None = None) -> None:
         """Record that the first step has begun, with a call of a model."""
         self._begun_ns, self._computes = self._begun_ns or monotonic_ns(), True
 
     @_harmless
-    def updated(self, optimizer: Hashable, begun_ns: int, now_ns: int, result: Result | None) -> None:
+    def updated(
+        self, optimizer: Hashable, begun_ns: int, now_ns: int, result: Result | None, *, what: What | None = None
+    ) -> None:
         """Record that an optimizer has updated the parameters, as far as the host knows."""
         work = None if result is None else self.clock.launch(result, now_ns)[0]
         if self.clock.marked or self.clock.opened is not None:
