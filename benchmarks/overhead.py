@@ -47,9 +47,10 @@ sys.path.extend(map(str, Path(__file__).parents[:2]))  # whichever way this file
 
 import tpunb as tp
 from programs import trainings
+from tpunb.instrument import listening
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.capture import Run, Schedule
-from tpunb.profiler.keras import keras_marks
+from tpunb.profiler.loop import Loop
 from tpunb.profiler.sources.frameworks import annotation
 from tpunb.profiler.step_clock import StepClock
 
@@ -223,7 +224,7 @@ def tickers(folder: Path, times: int = 2_000) -> tuple[float, float, float, floa
 
     callbacks, clock = keras.callbacks.CallbackList(), StepClock(annotation)
     unmarked = each_us(hooks)
-    with keras_marks(clock):
+    with listening(Loop(clock)):
         marked = each_us(hooks) - unmarked
     plain, writer = each_us(by_hand), RunWriter(folder)
     writer.open()

@@ -7,8 +7,9 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 
+from tpunb.instrument import listening
 from tpunb.profiler.framework_spans import FrameworkSpans
-from tpunb.profiler.keras import keras_marks
+from tpunb.profiler.loop import Loop
 from tpunb.profiler.step_clock import StepClock
 
 
@@ -175,7 +176,7 @@ def test_checkpoints_of_keras_are_spans(tmp_path):
     keras = pytest.importorskip("keras")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     found = []
-    with spans_of(found) as clock, keras_marks(clock):
+    with spans_of(found) as clock, listening(Loop(clock)):
         model.save(tmp_path / "model.keras")
         model.save_weights(tmp_path / "model.weights.h5")
         model.load_weights(tmp_path / "model.weights.h5")

@@ -12,9 +12,12 @@ from exact_fits import reused
 from optional import lazy
 
 import tpunb as tp
+from tpunb.instrument import keras as keras_library
+from tpunb.instrument import listening
+from tpunb.instrument.keras import _drawn as one_batch
+from tpunb.instrument.keras import timed
 from tpunb.profiler import step_clock
-from tpunb.profiler.keras import _drawn as one_batch
-from tpunb.profiler.keras import keras_marks, timed
+from tpunb.profiler.loop import Loop
 from tpunb.profiler.sources.frameworks import annotation
 from tpunb.profiler.step_clock import StepClock
 
@@ -24,6 +27,10 @@ pytestmark = pytest.mark.live
 ROWS = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
 TARGETS = ROWS.sum(1, keepdims=True)
 WEIGHTS = np.linspace(0.5, 1.5, 50).astype("float32")
+
+
+def keras_steps(clock):
+    return listening(Loop(clock), [keras_library])
 
 
 def model(**compiled):
@@ -70,7 +77,7 @@ def fitted(make, clock=None):
     keras.utils.set_random_seed(7)  # of the order of the data
     arguments, compiled = make()
     built = model(**compiled) if compiled else reused(model)
-    with contextlib.nullcontext() if clock is None else keras_marks(clock):
+    with contextlib.nullcontext() if clock is None else keras_steps(clock):
         history = built.fit(verbose=0, **arguments).history
     return history, int(built.optimizer.iterations), [weights.tolist() for weights in built.get_weights()]
 
@@ -93,7 +100,7 @@ def test_a_fit_is_the_same_bit_for_bit(case):
 def test_evaluate_and_predict_are_the_same():
     built, clock = reused(model), StepClock(annotation)
     loss, outputs = built.evaluate(pairs(), verbose=0), built.predict(pairs(), verbose=0)
-    with keras_marks(clock):
+    with keras_steps(clock):
         assert built.evaluate(pairs(), verbose=0) == loss
         assert np.array_equal(built.predict(pairs(), verbose=0), outputs)
     assert [record.kind for record in clock.take()] == ["eval"] * 7 + ["predict"] * 7
@@ -114,7 +121,7 @@ def test_the_wait_for_a_slow_batch_is_input_wait_of_its_step(monkeypatch):
     options = tf.data.Options()
     options.autotune.enabled = False  # no prefetch hides the wait
     clock = StepClock(annotation)
-    with keras_marks(clock):
+    with keras_steps(clock):
         reused(model).fit(tf.data.Dataset.range(10).map(loaded).with_options(options), verbose=0)
     assert [record.input_ns for record in clock.take()] == [0] * 5 + [500_000_000] + [0] * 4
 
@@ -124,7 +131,7 @@ def test_what_a_fit_takes_to_free_its_iterator_as_it_returns_is_the_end_of_its_d
 
     monkeypatch.setattr(EpochIterator, "__del__", lambda _: time.sleep(0.05), raising=False)
     clock = StepClock(annotation)
-    with keras_marks(clock):
+    with keras_steps(clock):
         reused(model).fit(pairs(), verbose=0)
     spans = [spent for spent in clock.take_spans() if spent.detail == "end of the data"]
     assert [spent.account for spent in spans] == ["data loading"]
@@ -155,7 +162,7 @@ def test_an_error_of_the_model_is_raised_as_it_is():
 
     built = model()
     built.compile("sgd", broken, jit_compile=False)
-    with keras_marks(StepClock(annotation)), pytest.raises(tf.errors.InvalidArgumentError, match="too much"):
+    with keras_steps(StepClock(annotation)), pytest.raises(tf.errors.InvalidArgumentError, match="too much"):
         built.fit(pairs(), verbose=0)
 
 

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tpunb.instrument import jax, tensorflow, torch
+from tpunb.instrument.sink import Arrays
 from tpunb.profiler import loop as loop_module
 from tpunb.profiler import step_clock
-from tpunb.profiler.loop import Arrays, Loop
+from tpunb.profiler.loop import Loop
 from tpunb.profiler.step_clock import StepClock
-from tpunb.profiler.steps import calls, fetches, optimizers
 
 
 class Program:
@@ -108,16 +109,10 @@ def test_the_mode_of_a_model_is_set_as_pytorch_sets_it(program, monkeypatch, nam
             self.mode = mode
             return self
 
-    def register(*_):
-        return SimpleNamespace(remove=lambda: None)
-
-    module = SimpleNamespace(register_module_forward_pre_hook=register)
-    nn = SimpleNamespace(Module=Module, modules=SimpleNamespace(module=module))
-    names = ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook")
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(nn=nn, autograd=SimpleNamespace(backward=print)))
-    monkeypatch.setitem(sys.modules, "torch.optim.optimizer", SimpleNamespace(**dict.fromkeys(names, register)))
+    parts = {"nn": SimpleNamespace(Module=Module), "autograd": SimpleNamespace(backward=print)}
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(**parts))
     with ExitStack() as stack:
-        optimizers._torch(program.loop, stack)
+        torch._gradients(program.loop, stack)
         model = Module()
         program.loop.prepared()
         assert (model.train(mode=False) if named else model.train(False)) is model
@@ -378,15 +373,15 @@ def test_gradients_of_compiled_functions_are_accumulated(program, evaluated, fet
 
 def test_a_function_that_takes_its_state_again_is_told_from_one_that_was_tried_out_first():
     weights, batch, later = np.zeros((3, 4)), np.ones((2, 3)), np.full((3, 4), 2.0)
-    arrays = calls._state([weights, batch], [later])
-    gradients, step = calls._States(), calls._States()
+    arrays = jax._state([weights, batch], [later])
+    gradients, step = jax._States(), jax._States()
     assert [gradients.repeats("f", arrays, [weights, batch], [np.ones((3, 4))]) for _ in range(2)] == [None, True]
     assert gradients.repeats("f", arrays, [later, batch], []) is None  # another has updated it
     assert [step.repeats("f", arrays, [weights, batch], [later]) for _ in range(2)] == [None, True]
     assert step.repeats("f", arrays, [later, batch], []) is False
     assert gradients.are_clear("f")
     slotted = type("Slotted", (), {"__slots__": (), "size": 9, "shape": (9,), "dtype": "f4"})()
-    assert [calls._States().repeats("f", calls._state([slotted], [slotted]), [slotted], [slotted])] == [None]
+    assert [jax._States().repeats("f", jax._state([slotted], [slotted]), [slotted], [slotted])] == [None]
     assert not gradients.are_clear("g")
 
 
@@ -422,10 +417,10 @@ def test_the_end_of_an_iterator_that_waits_for_its_threads_is_data_loading(progr
         def __next__(self):
             return 0
 
-    monkeypatch.setattr(fetches, "monotonic_ns", program)
+    monkeypatch.setattr(tensorflow, "monotonic_ns", program)
     program.clock.adopt()
     batches = Batches()
-    following = fetches._ending(program.loop, Batches.__next__)
+    following = tensorflow._ending(program.loop, Batches.__next__)
     assert [following(batches), following(batches)] == [0, 0]
     del batches
     (spent,) = program.clock.take_spans()

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from optional import lazy
 
+from tpunb.instrument import keras as keras_library
+from tpunb.instrument import listening
+from tpunb.instrument.keras import keras_metadata
 from tpunb.profiler import step_clock
-from tpunb.profiler.keras import keras_marks, keras_metadata
+from tpunb.profiler.loop import Loop
 from tpunb.profiler.step_clock import StepClock
 
 keras, tf = lazy("keras"), lazy("tensorflow")
@@ -35,6 +38,10 @@ def kinds():
 @pytest.fixture
 def clock(kinds):
     return StepClock(kinds)
+
+
+def keras_steps(clock):
+    return listening(Loop(clock), [keras_library])
 
 
 def steps_of(clock):
@@ -180,14 +187,14 @@ def rows():
 
 @pytest.mark.live
 def test_keras_batches_are_steps(clock, model, rows):
-    with keras_marks(clock):
+    with keras_steps(clock):
         model.fit(*rows, batch_size=4, epochs=2, verbose=0)
     assert steps_of(clock) == [(i, "train") for i in range(6)]
 
 
 @pytest.mark.live
 def test_keras_evaluation_inside_fit_has_steps_of_its_own(clock, model, rows):
-    with keras_marks(clock):
+    with keras_steps(clock):
         model.fit(*rows, batch_size=4, epochs=2, validation_data=rows, validation_batch_size=6, verbose=0)
     assert [kind for _, kind in steps_of(clock)] == ["train"] * 3 + ["eval"] * 2 + ["train"] * 3 + ["eval"] * 2
 
@@ -195,14 +202,14 @@ def test_keras_evaluation_inside_fit_has_steps_of_its_own(clock, model, rows):
 @pytest.mark.live
 def test_keras_data_of_unknown_length_makes_no_step_too_many(clock, model, rows):
     data = tf.data.Dataset.from_tensor_slices(rows).filter(lambda x, y: True).batch(4)
-    with keras_marks(clock):
+    with keras_steps(clock):
         model.fit(data, epochs=2, verbose=0)
     assert sorted({step for step, _ in steps_of(clock)}) == list(range(6))
 
 
 @pytest.mark.live
 def test_keras_evaluate_and_predict_end_their_last_step(clock, model, rows):
-    with keras_marks(clock):
+    with keras_steps(clock):
         model.evaluate(*rows, batch_size=6, verbose=0)
         assert clock.open_step() is None
         model.predict(rows[0], batch_size=6, verbose=0)
@@ -215,7 +222,7 @@ def test_keras_is_restored_afterwards(clock, model, rows):
     from keras.callbacks import CallbackList
 
     before = dict(vars(CallbackList))
-    with pytest.raises(RuntimeError, match="in the block"), keras_marks(clock):
+    with pytest.raises(RuntimeError, match="in the block"), keras_steps(clock):
         raise RuntimeError("in the block")
     assert dict(vars(CallbackList)) == before
     model.fit(*rows, batch_size=4, verbose=0)
@@ -231,7 +238,7 @@ def test_an_evaluation_in_a_callback_leaves_no_time_without_a_step(clock, model,
         model.evaluate(*rows, batch_size=12, verbose=0)
         now_ns[0] += 20_000_000
 
-    with keras_marks(clock):
+    with keras_steps(clock):
         model.fit(
             *rows, batch_size=6, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=evaluate)]
         )
@@ -243,7 +250,7 @@ def test_an_evaluation_in_a_callback_leaves_no_time_without_a_step(clock, model,
 
 @pytest.mark.live
 def test_predictions_inside_a_step_of_the_users_own_are_part_of_it(clock, model, rows):
-    with keras_marks(clock):
+    with keras_steps(clock):
         for number in range(3):
             mine = clock.begin("train", step=number, explicit=True)
             model.predict(rows[0], batch_size=6, verbose=0)
@@ -257,7 +264,7 @@ def test_a_fit_that_raised_does_not_mislead_the_next_evaluation(clock, model, ro
         def on_train_batch_end(self, batch, logs=None):
             raise RuntimeError("stop here")
 
-    with keras_marks(clock):
+    with keras_steps(clock):
         with pytest.raises(RuntimeError, match="stop here"):
             model.fit(*rows, batch_size=4, verbose=0, callbacks=[Stop()])
         model.evaluate(*rows, batch_size=12, verbose=0)
@@ -271,7 +278,7 @@ def test_a_fit_that_raised_does_not_mislead_the_next_evaluation(clock, model, ro
 @pytest.mark.live
 def test_job_is_taken_from_fit_before_evaluate(clock, model, rows):
     assert clock.metadata == {}
-    with keras_marks(clock):
+    with keras_steps(clock):
         model.evaluate(*rows, batch_size=6, verbose=0)
         assert clock.metadata["batch"] == "6"
         model.fit(*rows, batch_size=4, validation_data=rows, verbose=0)
@@ -292,7 +299,7 @@ def test_the_weights_of_a_model_that_its_first_batch_makes_are_counted_then(cloc
     late = keras.Sequential([inner, keras.layers.Dense(1)])
     late.compile("adam", "mse")
     assert "weights" not in keras_metadata(late)
-    with keras_marks(clock):
+    with keras_steps(clock):
         late.fit(*rows, verbose=0)
     assert clock.metadata["weights"] == "33"
     assert clock.metadata["model"] == "Sequential of 2 Dense, 1 BatchNormalization"  # whatever holds them
@@ -329,7 +336,7 @@ def test_a_batch_is_known_without_a_look_at_the_data(model, rows):
 def test_model_without_readable_properties_is_trained(clock, model, rows, monkeypatch):
     monkeypatch.setattr(type(model), "count_params", lambda self: 1 / 0)
     monkeypatch.setattr(type(model), "layers", property(lambda self: {}["none"]))
-    with keras_marks(clock):
+    with keras_steps(clock):
         model.fit(*rows, batch_size=4, verbose=0)
         with pytest.raises(TypeError, match="unexpected keyword"):
             model.fit(*rows, model=1)

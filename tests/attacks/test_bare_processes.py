@@ -126,7 +126,7 @@ print("trained")
 
 
 @pytest.mark.parametrize(
-    "broken", ["session.RunRecorder", "capture.FrameworkSpans", "capture.StepSources", "session.WindowScheduler"]
+    "broken", ["session.RunRecorder", "capture.FrameworkSpans", "capture.listening", "session.WindowScheduler"]
 )
 def test_a_capture_that_cannot_begin_is_one_line(tmp_path, broken):
     module, name = broken.split(".")

@@ -18,9 +18,10 @@ import pytest
 from optional import lazy
 
 import tpunb as tp
+from tpunb.instrument import listening
 from tpunb.profiler.framework_spans import FrameworkSpans
+from tpunb.profiler.loop import Loop
 from tpunb.profiler.step_clock import StepClock
-from tpunb.profiler.steps import StepSources
 
 torch, jax, keras = lazy("torch"), lazy("jax"), lazy("keras")
 ROOT = Path(__file__).parents[2]
@@ -225,7 +226,7 @@ def test_hundred_captures_beneath_one_patch_of_the_program_add_no_wrappers(monke
         clock = StepClock(lambda kind, number: None)
         stack = ExitStack()
         stack.enter_context(FrameworkSpans(clock))
-        stack.enter_context(StepSources(clock))
+        stack.enter_context(listening(Loop(clock)))
         return stack
 
     monkeypatch.setattr(torch.nn.Module, "train", torch.nn.Module.train)

@@ -3,3 +3,29 @@
 Nothing here knows an account, a cause or a sentence, and no other room wraps an attribute of a library, or looks for
 its module.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+
+from tpunb.instrument import datasets, grain, jax, keras, tensorflow, torch
+from tpunb.instrument.sink import Sink
+
+LIBRARIES: tuple[ModuleType, ...] = (keras, torch, jax, tensorflow, grain, datasets)
+"""The modules of this room that a capture listens to: each has a `LIBRARY` and a function `listen`."""
+
+
+@contextmanager
+def listening(sink: Sink, libraries: Iterable[ModuleType] = LIBRARIES) -> Iterator[None]:
+    """Listen to libraries while the block runs, to each as soon as the program has imported it."""
+    with ExitStack() as stack:
+        for library in libraries:
+            library.listen(sink, stack)
+        yield
+
+
+def misfits() -> list[str]:
+    """Return what of the libraries that the program has imported is not as it was tried, in a line each."""
+    return [line for library in LIBRARIES for line in library.LIBRARY.misfits()]

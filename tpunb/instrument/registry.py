@@ -53,15 +53,24 @@ class Library:
     name: str
     package: str
     tried: tuple[str, str]
+    attributes: list[Attribute] = field(default_factory=list, compare=False)  # those that this room listens to
     unfit: dict[str, str] = field(default_factory=dict, compare=False)  # why, by attribute
 
     def module(self, name: str = "") -> Any | None:
         """Return the module of this name, or the library; None if the program has not imported it."""
         return loaded(name or self.name)
 
-    def attribute(self, module: str, path: str, *takes: str, optional: bool = False, subclasses: bool = False) -> Any:
+    def attribute(
+        self, module: str, path: str, *takes: str, optional: bool = False, subclasses: bool = False
+    ) -> Attribute:
         """Return an attribute of this library: see `Attribute`."""
-        return Attribute(self, module, path, takes, optional, subclasses)
+        self.attributes.append(attribute := Attribute(self, module, path, takes, optional, subclasses))
+        return attribute
+
+    def on_import(self, stack: ExitStack, *parts: Callable[[ExitStack], object]) -> None:
+        """Call each part with a stack once the library is imported, until `stack` is closed, which closes theirs."""
+        for part in parts:
+            stack.enter_context(watching(self.name, part))
 
     def misfits(self) -> list[str]:
         """Return a line for each attribute that this version of the library has not as it was tried."""
@@ -127,7 +136,8 @@ class Attribute:
             raise TypeError("is no function")
         if self.takes:
             parameters = inspect.signature(function).parameters
-            if missing := [name for name in self.takes if name not in parameters]:
+            takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())  # such as one of the program
+            if missing := [name for name in self.takes if name not in parameters and not takes_any]:
                 raise TypeError(f"does not take {', '.join(missing)}")
 
 

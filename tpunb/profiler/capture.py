@@ -19,15 +19,16 @@ from tpunb import signals
 from tpunb.checkpoint import Checkpoint, save
 from tpunb.checkpoint.resume import loops
 from tpunb.errors import CaptureBusy, TpunbError, check_whole, wrong_type
+from tpunb.instrument import listening
 from tpunb.instrument.registry import check_imports
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.framework_spans import FrameworkSpans
+from tpunb.profiler.loop import Loop
 from tpunb.profiler.other_profilers import ProfilerArbiter
 from tpunb.profiler.recorder import Keep
 from tpunb.profiler.schedule import Schedule
 from tpunb.profiler.session import CaptureSession, Status
 from tpunb.profiler.sources import TPU, Address, Local, Replay, Source, Torch
-from tpunb.profiler.steps import StepSources
 from tpunb.training.files import guard
 
 __all__ = [
@@ -329,9 +330,10 @@ def _begin(session: CaptureSession, stack: ExitStack) -> None:
     stack.enter_context(signals.resumed.connect(session.resumed.append))
     stack.enter_context(ProfilerArbiter(session.on_profiler_start, session.on_profiler_stop))
     spans = stack.enter_context(FrameworkSpans(session.clock))
-    sources = stack.enter_context(StepSources(session.clock))
-    session.on_end = sources.loop.close
-    session.recorder.stalls.loops = sources.loop.codes
+    loop = Loop(session.clock)
+    stack.enter_context(listening(loop))
+    session.on_end = loop.close
+    session.recorder.stalls.loops = loop.codes
     session.recorder.group.spawned_by = session.spawned_by
     looks = check_imports, spans.patch_loaded, session.recorder.group.look
     session.import_watchers += looks

@@ -13,12 +13,13 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
+from tpunb.instrument.keras import running_method
 from tpunb.instrument.registry import Hook, wrapped
-from tpunb.profiler import dynamo
-from tpunb.profiler.keras import running_method
+from tpunb.instrument.sink import NEW_FUNCTION
+from tpunb.instrument.torch import is_compiling
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.sources.frameworks import loaded
-from tpunb.profiler.step_clock import NEW_FUNCTION, StepClock
+from tpunb.profiler.step_clock import StepClock
 from tpunb.schema import PEERS
 from tpunb.signals import Spent
 from tpunb.text import cut, plain
@@ -158,11 +159,11 @@ class FrameworkSpans:
 
     def _timed_call(self, detail: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function in which the ranks of a job wait for each other."""
-        clock, begins, is_compiling = self._clock, detail == "init_process_group", dynamo.is_compiling()
+        clock, begins, compiling = self._clock, detail == "init_process_group", is_compiling()
 
         def function(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            if is_compiling():
+            if compiling():
                 return original(*args, **kwargs)
             # the outer one of functions that call each other is what the program does
             if not (clock.has_peers or begins) or not clock.trains_here or clock.is_in(PEERS):

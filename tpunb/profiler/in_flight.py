@@ -13,19 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Protocol
 
+from tpunb.instrument.sink import Result
 from tpunb.profiler.limits import LIMITS
-
-
-class Result(Protocol):
-    """What a launch returns while it computes, such as an array of JAX."""
-
-    def is_ready(self) -> bool:
-        """Return whether the work is done; raise if that is not known any more."""
-
-    def block_until_ready(self) -> object:
-        """Wait until the work is done; raise if that is not known any more."""
 
 
 @dataclass(eq=False, slots=True)

@@ -68,8 +68,6 @@ class Limits:
     functions: int = 32  # of one name, that are known apart as they are traced again; chosen
     first_step_ns: int = 200_000_000  # longest typical step time before the second step has ended; chosen
 
-    small_leaf: int = 1024  # elements of a result that is kept while it is computed; chosen
-    leaves: int = 16  # of a result, of which the smallest is kept; chosen
     # work in flight, and steps that the program does not mark (in_flight, loop)
     watch_rest_s: float = 0.01  # between two waits for short steps: a hundred wakes a second; chosen
     late_launch_ns: int = 1_000_000_000  # after a step, that a launch may still belong to it; chosen

@@ -18,20 +18,23 @@ import re
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import takewhile
 from time import monotonic_ns
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from tpunb.instrument.events import What
-from tpunb.profiler.in_flight import Result, Work
-from tpunb.profiler.keras import keras_runs
+from tpunb.instrument.keras import keras_runs
+from tpunb.instrument.sink import Arrays, Result
+from tpunb.profiler.in_flight import Work
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.step_clock import OpenStep, StepClock, StepRecord
 from tpunb.signals import Spent
 from tpunb.text import format_error
+from tpunb.training.graph_work import step_flops
 from tpunb.training.program import user_frame
 
 TRAIN, EVALUATION = "train", "eval"
@@ -75,15 +78,6 @@ def _line() -> _Line | None:
     """Return the line of the program that called."""
     frame = user_frame()
     return None if frame is None else (frame.f_code, frame.f_lineno)
-
-
-class Arrays(NamedTuple):
-    """What a compiled function does with arrays."""
-
-    returns_state: bool = True  # whether it returns arrays like those that it takes, as a step does
-    inputs: int = 0  # how many it takes
-    kinds: frozenset[Hashable] = frozenset()  # shapes and types of the state that it returns, else of what it takes
-    measures: bool = False  # whether it returns numbers alone
 
 
 @dataclass(eq=False, slots=True)
@@ -339,7 +333,13 @@ class Loop:
             self.clock.boundary()
         self._trained = part.streams or self._trained
 
-    @_harmless
+    def fitted(self, model: Any) -> None:
+        """Record the FLOPs of a step of a model of Keras that was fitted, None if they are unknown."""
+        flops = None
+        with suppress(Exception):  # a function of another version of Keras
+            flops = step_flops(model)
+        self.clock.step_flops.add(flops)
+
     @_harmless
     def close(self) -> None:
         """Record that the block is over, or the thread that trained."""

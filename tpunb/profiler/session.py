@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, Protocol
 import polars as pl
 
 from tpunb.errors import CaptureBusy, MissingExtra, TpunbError, warn_user
+from tpunb.instrument.keras import keras_runs
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.in_flight import InFlight
-from tpunb.profiler.keras import keras_runs
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.recorder import Keep, RunRecorder, check_memory
 from tpunb.profiler.schedule import Schedule, WindowRequest, WindowResult, WindowScheduler

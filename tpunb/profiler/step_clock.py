@@ -22,16 +22,14 @@ from time import monotonic, monotonic_ns, sleep, thread_time_ns
 from typing import Any, NamedTuple, TypeVar
 
 from tpunb.errors import warn_user
-from tpunb.profiler.in_flight import InFlight, Result, Work
+from tpunb.instrument.sink import Result
+from tpunb.profiler.in_flight import InFlight, Work
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.stall_sampler import Progress
 from tpunb.signals import Spent
 
 Annotate = Callable[[str, int], AbstractContextManager[Any] | None]
 """Opens the framework's step annotation: (kind, step number) -> context manager; None while nothing traces."""
-
-NEW_FUNCTION = "a new function"
-"""Why a framework compiles again what it has compiled before: the program wraps it anew."""
 
 S = TypeVar("S")
 T = TypeVar("T")

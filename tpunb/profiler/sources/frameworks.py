@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from tpunb.errors import TpunbError
-from tpunb.profiler import keras as keras_marks
+from tpunb.instrument.keras import keras_runs
 
 SUPPORTED = ("jax", "tensorflow")
 
@@ -49,7 +49,7 @@ def in_use() -> tuple[str, ...]:
 
     While Keras runs, its backend; else those with initialised devices: TensorFlow imports JAX and Keras.
     """
-    keras = loaded("keras") if keras_marks.keras_runs() else None
+    keras = loaded("keras") if keras_runs() else None
     if keras is not None and (backend := keras.config.backend()) in SUPPORTED:
         return (str(backend),)
     return tuple(name for name in SUPPORTED if loaded(name) is not None and _INITIALIZED[name]())

@@ -21,7 +21,7 @@ from typing import Any
 
 from tpunb.errors import MissingExtra, TpunbError
 from tpunb.frames.hardware import this_cpu
-from tpunb.profiler import dynamo
+from tpunb.instrument.torch import add_module_hook, compiles
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.sources.between_steps import BetweenSteps
 from tpunb.profiler.sources.frameworks import NotInUse, can_import, loaded
@@ -86,9 +86,9 @@ class Modules:
                 if stack and stack[-1][0] == self._names.get(id(of)):
                     stack.pop()[1].__exit__(None, None, None)
 
-            self._hooks.append(dynamo.add_hook("register_module_forward_pre_hook", enter if spans else turn))
+            self._hooks.append(add_module_hook("register_module_forward_pre_hook", enter if spans else turn))
             if spans:
-                self._hooks.append(dynamo.add_hook("register_module_forward_hook", leave, always_call=True))
+                self._hooks.append(add_module_hook("register_module_forward_hook", leave, always_call=True))
 
     def _named(self, module: Any) -> str:
         kind = type(module).__name__
@@ -206,7 +206,7 @@ class Torch:
                 warnings.simplefilter("ignore")
                 session.start()
             # what torch.compile has made holds only without hooks: a first step would show whether it is used
-            if self.between.boundaries > 1 and not dynamo.compiles():
+            if self.between.boundaries > 1 and not compiles():
                 modules.start(spans=spans)
             return time.monotonic(), self.between.boundaries
 

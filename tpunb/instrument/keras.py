@@ -1,4 +1,4 @@
-"""Mark the steps of Keras' fit, evaluate and predict with their causes, and describe the model that they run."""
+"""Keras: the steps of fit, evaluate and predict with their causes, the model that they run, updates of other loops."""
 
 from __future__ import annotations
 
@@ -11,23 +11,37 @@ from time import monotonic_ns
 from types import GeneratorType
 from typing import Any
 
-from tpunb.instrument.registry import wrapped
-from tpunb.profiler.step_clock import StepClock
+from tpunb.instrument.registry import Attribute, Hook, Library, Priority, around
+from tpunb.instrument.sink import Clock, Sink
 from tpunb.signals import Spent
-from tpunb.training.graph_work import step_flops
+
+LIBRARY = Library("keras", "keras", ("3.6", "3.15.1"))
 
 _KINDS = {"train": "train", "test": "eval", "predict": "predict"}  # Keras' word in the names of hooks: kind of step
 _METHODS = {"fit": ("train", "fit"), "evaluate": ("eval", "evaluation"), "predict": ("predict", "fit")}
 """Kind of the steps, and account of the time around them, of each method."""
-_HOOKS = (
-    *(f"on_{word}_{at}" for word in _KINDS for at in ("begin", "end", "batch_begin", "batch_end")),
-    *("on_epoch_begin", "on_epoch_end"),
-)
 _FILES = {
     "save": "checkpoint save",
     "save_weights": "checkpoint save",
     "load_weights": "checkpoint restore",
 }
+
+METHODS = {name: LIBRARY.attribute("keras", f"Model.{name}") for name in _METHODS}
+FILES = {name: LIBRARY.attribute("keras", f"Model.{name}") for name in _FILES}
+HOOKS = {  # of all callbacks: they run in the training thread even if Keras calls callbacks in another
+    name: LIBRARY.attribute(
+        "keras.callbacks", f"CallbackList.{name}", *(("batch", "logs") if "_batch_" in name else ())
+    )
+    for name in (
+        *(f"on_{word}_{at}" for word in _KINDS for at in ("begin", "end", "batch_begin", "batch_end")),
+        *("on_epoch_begin", "on_epoch_end"),
+    )
+}
+EPOCH_NEXT = LIBRARY.attribute("keras.src.trainers.epoch_iterator", "EpochIterator.__next__", subclasses=True)
+EPOCH_END = LIBRARY.attribute(
+    "keras.src.trainers.epoch_iterator", "EpochIterator.catch_stop_iteration", subclasses=True
+)
+UPDATE = LIBRARY.attribute("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply")
 
 _running: list[str] = []
 """The marked methods of Keras models that run now, from the outermost."""
@@ -43,14 +57,9 @@ def running_method() -> str | None:
     return _running[-1] if _running else None
 
 
-@contextmanager
-def keras_marks(clock: StepClock) -> Iterator[None]:
-    """Mark every batch of ``fit``, ``evaluate`` and ``predict`` while the block runs, and time every callback.
-
-    It patches ``CallbackList``, whose hooks run in the training thread even if Keras calls callbacks in another.
-    """
-    import keras
-    from keras.src.trainers.epoch_iterator import EpochIterator
+def _steps(sink: Sink, stack: ExitStack) -> None:
+    """Mark every batch of ``fit``, ``evaluate`` and ``predict``, and time every callback."""
+    clock = sink.clock
 
     def hook(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +125,7 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
                 if clock.metadata is not before and "weights" not in clock.metadata:  # made by the first batch
                     describe(self, args, kwargs)
                 if name == "fit" and not _running:
-                    clock.step_flops.add(_step_flops(self))
+                    sink.fitted(self)
                 if not _running or not done:  # what follows an evaluation in a callback counts towards its last step
                     clock.exit(done=done)
             return value
@@ -135,28 +144,41 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
         return _METHODS[_running[-1]][0] if _running and clock.trains_here else None
 
     timing = _Timing(clock)
-    hooks = keras.callbacks.CallbackList
-    with ExitStack() as stack:
-        for name in _HOOKS:
-            patch = batch_hook if "_batch_" in name else hook
-            stack.enter_context(wrapped(hooks, name, partial(patch, name)))
-        for name in _METHODS:
-            stack.enter_context(wrapped(keras.Model, name, partial(method, name)))
-        for name, account in _FILES.items():
-            stack.enter_context(wrapped(keras.Model, name, partial(file, name, account)))
-        for iterator in (EpochIterator, *EpochIterator.__subclasses__()):
-            if "__next__" in vars(iterator):
-                stack.enter_context(wrapped(iterator, "__next__", partial(timed, clock, kind)))
-            stack.enter_context(wrapped(iterator, "catch_stop_iteration", ended))
-        stack.callback(timing.end)
-        yield
+    stack.callback(timing.end)
+    hooks: dict[Attribute, Hook] = {
+        **{HOOKS[name]: partial(batch_hook if "_batch_" in name else hook, name) for name in HOOKS},
+        **{METHODS[name]: partial(method, name) for name in METHODS},
+        **{FILES[name]: partial(file, name, _FILES[name]) for name in FILES},
+        **{EPOCH_NEXT: partial(timed, clock, kind), EPOCH_END: ended},
+    }
+    for attribute, listener in hooks.items():
+        attribute.listen(listener, Priority.CAPTURE, stack)
+
+
+def _updates(sink: Sink, stack: ExitStack) -> None:
+    """Record updates in eager loops of TensorFlow; in a compiled function they happen at its tracing alone."""
+
+    def apply(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        begun_ns = monotonic_ns()
+        value = original(self, *args, **kwargs)
+        if sink.is_training() and (tf := sys.modules.get("tensorflow")) is not None and tf.executing_eagerly():
+            sink.clock.metadata.setdefault("eager", "TensorFlow")
+            sink.updated(id(self), begun_ns, monotonic_ns(), None)
+        return value
+
+    UPDATE.listen(around(apply), Priority.CAPTURE, stack)
+
+
+def listen(sink: Sink, stack: ExitStack) -> None:
+    """Listen to it until the stack is closed."""
+    LIBRARY.on_import(stack, partial(_steps, sink), partial(_updates, sink))
 
 
 class _Timing:
     """Which hook of all callbacks runs now in the thread that trains, if any."""
 
-    def __init__(self, clock: StepClock) -> None:
-        self.clock: StepClock | None = clock
+    def __init__(self, clock: Clock) -> None:
+        self.clock: Clock | None = clock
         self.hook: str | None = None
         self.ended_ns = 0  # end of the last training's last hook
         self.first = True  # whether no training step has begun
@@ -218,12 +240,6 @@ def keras_metadata(
             if (value := read()) is not None:
                 metadata[name] = str(value)
     return metadata
-
-
-def _step_flops(model: Any) -> float | None:
-    with suppress(Exception):  # a function of another version of Keras
-        return step_flops(model)
-    return None
 
 
 def _steps_before(callbacks: Any) -> int | None:
@@ -294,7 +310,7 @@ _FLAT = "_tpunb_flat"
 _PYTHON = (GeneratorType, map, zip)  # batches that a train function draws itself
 
 
-def timed(clock: StepClock, kind: Callable[[], str | None], original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def timed(clock: Clock, kind: Callable[[], str | None], original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return ``EpochIterator.__next__`` so that it begins a step and records its wait for data."""
 
     def draw(epochs: Any) -> Any:
@@ -338,7 +354,7 @@ def _of_tensorflow(data: Any) -> bool:
 class _TimedBatches:
     """Batches that a train function draws itself in Python, with the wait for each."""
 
-    def __init__(self, batches: Iterator[Any], clock: StepClock) -> None:
+    def __init__(self, batches: Iterator[Any], clock: Clock) -> None:
         self._batches, self._clock = batches, clock
 
     def __iter__(self) -> Iterator[Any]:

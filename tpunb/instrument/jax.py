@@ -1,4 +1,4 @@
-"""Calls of compiled functions: of JAX by the hook after each, of TensorFlow by a patch of its functions.
+"""JAX: functions that the program calls, what they take and return, arrays that it waits for, steps that it annotates.
 
 JAX calls its hook after calls on its fast path alone; others, the first among them, go through a function in Python.
 """
@@ -9,39 +9,46 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import cache
+from functools import cache, partial
 from time import monotonic_ns
 from typing import Any
 
-from tpunb.instrument.registry import around, wrapped
-from tpunb.profiler.limits import LIMITS
-from tpunb.profiler.loop import Arrays, Loop
-from tpunb.profiler.step_clock import NEW_FUNCTION
+from tpunb.instrument.hooks import listen_to_annotations
+from tpunb.instrument.registry import Library, Priority, around, wrapped
+from tpunb.instrument.sink import NEW_FUNCTION, Arrays, Sink
+
+LIBRARY = Library("jax", "jax", ("0.4.35", "0.10.2"))
 
 _PMAP = "jax._src.pmap"  # where the functions of a program are wrapped
 _LIBRARIES = {"jax", "optax", "chex"}  # whose compiled functions are a part of a step
+_FIRST_CALLS = 3  # of a function, whose arrays are described
+_LEAVES = 16  # of a result, of which the smallest is kept
+_SMALL_LEAF = 1024  # elements of an array that is kept while it is computed
+
+# -- calls of functions ------------------------------------------------------------------------------------------------
+
+PYTHON_CALL = LIBRARY.attribute("jax._src.pjit", "_run_python_pjit", "p", "args_flat", "fun")
 
 
-def _jax(loop: Loop, stack: ExitStack) -> None:
-    jax = sys.modules["jax"]
-    api, pjit = (sys.modules.get(f"jax._src.{name}") for name in ("api", "pjit"))
-    hook: Any = getattr(api, "_post_hook_state", None)
+def _calls(sink: Sink, stack: ExitStack) -> None:
+    """Record calls of functions, with what the first of each take and return."""
+    jax, clock = sys.modules["jax"], sink.clock
+    hook: Any = getattr(sys.modules.get("jax._src.api"), "_post_hook_state", None)
     _leave_frames_out(getattr(sys.modules.get("jax._src.source_info_util"), "register_exclusion", None))
     array, tracer, leaves = jax.Array, jax.core.Tracer, jax.tree_util.tree_leaves
     misses = _Misses()
     states = _States()
-    _traces(loop, jax, pjit, stack)
 
     def result(out: Any) -> Any:
         """Return an array to wait for: all of a result are done at once, and a small one takes no memory meanwhile."""
         if isinstance(out, array):
             return out
         smallest, size = None, 0
-        for leaf in reversed(leaves(out)[-LIMITS.leaves :]):
+        for leaf in reversed(leaves(out)[-_LEAVES:]):
             if isinstance(leaf, array):
                 if smallest is None or leaf.size < size:
                     smallest, size = leaf, leaf.size
-                if size <= LIMITS.small_leaf:
+                if size <= _SMALL_LEAF:
                     break
         return smallest
 
@@ -54,41 +61,37 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
             library = module.partition(".")[0] in _LIBRARIES and module != _PMAP
             if not library and not states.are_clear(name):
                 arrays = _state(taken := leaves(inputs), returned := leaves(out))
-                if not loop.is_described(name):
-                    loop.describe(name, arrays)
+                if not sink.is_described(name):
+                    sink.describe(name, arrays)
                 if (again := states.repeats(name, arrays, taken, returned)) is not None:
-                    loop.repeats(name, on=again)
-            loop.called(name, begun_ns, now_ns, first, library=library)
+                    sink.repeats(name, on=again)
+            sink.called(name, begun_ns, now_ns, first, library=library)
         except Exception as error:  # noqa: BLE001  must never reach the training
-            loop.fail(error)
+            sink.fail(error)
 
     if hasattr(hook, "set_global") and hasattr(hook, "get_local"):
 
         def after_call(function: Any, inputs: Any, out: Any) -> None:
-            if loop.is_training():
+            if sink.is_training():
                 now_ns = monotonic_ns()
                 on_call(function, getattr(function, "__name__", None), now_ns, now_ns, inputs, out)
 
         _hook_calls(hook, sys.modules.get("jax._src.config"), after_call, stack)
-    if callable(getattr(pjit, "_run_python_pjit", None)):
 
-        def python_call(
-            slow: Callable[..., Any], p: Any, args_flat: Any, function: Any, *args: Any, **kwargs: Any
-        ) -> Any:
-            begun_ns = monotonic_ns()
-            # the name that the fast path has: a partial function, or an object that is called, has none itself
-            name = getattr(p, "params", {}).get("name") or getattr(function, "__name__", None)
-            before, loop.clock.again = loop.clock.again, (str(name), misses.reason(name, function, args_flat))
-            try:
-                value = slow(p, args_flat, function, *args, **kwargs)
-            finally:
-                loop.clock.again = before
-            if loop.is_training():
-                on_call(function, name, begun_ns, monotonic_ns(), args_flat, value[0])
-            return value
+    def python_call(slow: Callable[..., Any], p: Any, args_flat: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        begun_ns = monotonic_ns()
+        # the name that the fast path has: a partial function, or an object that is called, has none itself
+        name = getattr(p, "params", {}).get("name") or getattr(function, "__name__", None)
+        before, clock.again = clock.again, (str(name), misses.reason(name, function, args_flat))
+        try:
+            value = slow(p, args_flat, function, *args, **kwargs)
+        finally:
+            clock.again = before
+        if sink.is_training():
+            on_call(function, name, begun_ns, monotonic_ns(), args_flat, value[0])
+        return value
 
-        stack.enter_context(wrapped(pjit, "_run_python_pjit", around(python_call)))
-    _reads(loop, jax, stack)
+    PYTHON_CALL.listen(around(python_call), Priority.CAPTURE, stack)
 
 
 @cache
@@ -97,35 +100,6 @@ def _leave_frames_out(exclude: Callable[[str], None] | None) -> None:
     if exclude is not None:
         exclude(__file__)
         exclude(around.__code__.co_filename)
-
-
-def _traces(loop: Loop, jax: Any, pjit: Any, stack: ExitStack) -> None:
-    """Record which functions take gradients: as one is traced, or another that calls it."""
-    learns, learning = [False], set[str]()  # whether what is traced now does; functions that do
-
-    def differentiate(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        value = original(*args, **kwargs)
-        learns[0] = learns[0] or loop.is_training()  # only now: what it has called takes none
-        return value
-
-    def trace(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not loop.is_training():
-            return original(*args, **kwargs)
-        outer, learns[0] = learns[0], False
-        try:
-            found = original(*args, **kwargs)
-            name = found[0].params["name"]
-            if learns[0] or name in learning:  # it was traced before
-                learning.add(name)
-                loop.takes_gradients(name)
-                outer = True
-            return found
-        finally:
-            learns[0] = outer
-
-    if callable(getattr(pjit, "_infer_params", None)):
-        stack.enter_context(wrapped(jax, "vjp", around(differentiate)))
-        stack.enter_context(wrapped(pjit, "_infer_params", around(trace)))
 
 
 class _Misses:
@@ -158,7 +132,7 @@ class _States:
 
     def are_clear(self, name: str) -> bool:
         """Return whether no more calls need to be looked at."""
-        return self._last.get(name, (0,))[0] >= LIMITS.loop_calls
+        return self._last.get(name, (0,))[0] >= _FIRST_CALLS
 
     def repeats(self, name: str, arrays: Arrays, taken: list[Any], returned: list[Any]) -> bool | None:
         """Return whether a function took the state of its last call, or what that returned; None if neither."""
@@ -171,26 +145,6 @@ class _States:
         took, gave = ({id(ref()) for ref in refs} for refs in before)
         now = {id(leaf) for leaf in state}
         return False if gave & now else True if took and took <= now else None
-
-
-def _reads(loop: Loop, jax: Any, stack: ExitStack) -> None:
-    """Record when the program has waited for an array, or read it."""
-
-    def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wait(*args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
-            value = original(*args, **kwargs)
-            if loop.is_training():
-                loop.clock.in_flight.returned(monotonic_ns())
-            return value
-
-        return wait
-
-    stack.enter_context(wrapped(jax, "block_until_ready", waiting))
-    array = getattr(sys.modules.get("jax._src.array"), "ArrayImpl", None)
-    if array is not None and isinstance(value := vars(array).get("_value"), property) and value.fget is not None:
-        stack.enter_context(wrapped(array, "_value", waiting))
-        stack.enter_context(wrapped(array, "block_until_ready", waiting))
 
 
 def _state(inputs: list[Any], outputs: list[Any]) -> Arrays:
@@ -251,27 +205,80 @@ def _hook_calls(hook: Any, config: Any, after_call: Callable[[Any, Any, Any], No
                 stack.enter_context(wrapped(state, attribute, switching))
 
 
-def _tensorflow(loop: Loop, stack: ExitStack) -> None:
-    module = sys.modules.get("tensorflow.python.eager.polymorphic_function.polymorphic_function")
-    function, tf = getattr(module, "Function", None), sys.modules["tensorflow"]
-    if function is None:
-        return
-    depth = [0]
+# -- functions that take gradients -------------------------------------------------------------------------------------
 
-    def call(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        if depth[0] or not loop.is_training() or not tf.executing_eagerly():
-            return original(self, *args, **kwargs)
-        begun_ns = monotonic_ns()
-        depth[0] += 1
-        try:
-            value = original(self, *args, **kwargs)
-        finally:
-            depth[0] -= 1
-        loop.called(str(getattr(self, "__name__", "a function")), begun_ns, monotonic_ns(), None)
+VJP = LIBRARY.attribute("jax", "vjp")
+TRACE = LIBRARY.attribute("jax._src.pjit", "_infer_params")
+
+
+def _gradients(sink: Sink, stack: ExitStack) -> None:
+    """Record which functions take gradients: as one is traced, or another that calls it."""
+    learns, learning = [False], set[str]()  # whether what is traced now does; functions that do
+
+    def differentiate(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        value = original(*args, **kwargs)
+        learns[0] = learns[0] or sink.is_training()  # only now: what it has called takes none
         return value
 
-    stack.enter_context(wrapped(function, "__call__", around(call)))
+    def trace(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not sink.is_training():
+            return original(*args, **kwargs)
+        outer, learns[0] = learns[0], False
+        try:
+            found = original(*args, **kwargs)
+            name = found[0].params["name"]
+            if learns[0] or name in learning:  # it was traced before
+                learning.add(name)
+                sink.takes_gradients(name)
+                outer = True
+            return found
+        finally:
+            learns[0] = outer
+
+    VJP.listen(around(differentiate), Priority.CAPTURE, stack)
+    TRACE.listen(around(trace), Priority.CAPTURE, stack)
 
 
-PATCHES = {"jax": _jax, "tensorflow": _tensorflow}
+# -- waits for arrays --------------------------------------------------------------------------------------------------
+
+WAITS = (
+    LIBRARY.attribute("jax", "block_until_ready"),
+    LIBRARY.attribute("jax._src.array", "ArrayImpl.block_until_ready"),
+    LIBRARY.attribute("jax._src.array", "ArrayImpl._value"),
+)
+
+
+def _waits(sink: Sink, stack: ExitStack) -> None:
+    """Record when the program has waited for an array, or read it."""
+
+    def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            value = original(*args, **kwargs)
+            if sink.is_training():
+                sink.clock.in_flight.returned(monotonic_ns())
+            return value
+
+        return wait
+
+    for attribute in WAITS:
+        attribute.listen(waiting, Priority.CAPTURE, stack)
+
+
+# -- steps that the program annotates ----------------------------------------------------------------------------------
+
+ANNOTATION = tuple(
+    LIBRARY.attribute("jax.profiler", f"StepTraceAnnotation.{name}") for name in ("__init__", "__enter__", "__exit__")
+)
+
+
+def _annotations(sink: Sink, stack: ExitStack) -> None:
+    listen_to_annotations(sink, ANNOTATION, stack)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def listen(sink: Sink, stack: ExitStack) -> None:
+    """Listen to it until the stack is closed."""
+    LIBRARY.on_import(stack, *(partial(part, sink) for part in (_calls, _gradients, _waits, _annotations)))

@@ -1,0 +1,49 @@
+"""Hugging Face's data sets: the batches that they load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from tpunb.instrument.hooks import fetching
+from tpunb.instrument.registry import Library
+from tpunb.instrument.sink import Sink
+
+LIBRARY = Library("datasets", "datasets", ("4.0", "4.0"))
+
+DRAWS = tuple(
+    LIBRARY.attribute("datasets", f"{kind}.{name}")
+    for kind in ("Dataset", "IterableDataset")
+    for name in ("__iter__", "iter")
+)
+"""Its methods that load batches, which are generators."""
+
+
+class _Batches:
+    """Batches of a generator."""
+
+    def __init__(self, batches: Iterator[Any], of: object) -> None:
+        self.batches, self.of = batches, of
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.batches)
+
+
+def listen(sink: Sink, stack: ExitStack) -> None:
+    """Listen to all that it loads until the stack is closed."""
+    following = fetching(sink, "datasets", lambda batches: id(batches.of))(_Batches.__next__)
+    timed = type("Batches", (_Batches,), {"__next__": following})
+
+    def drawing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def draw(self: Any, *args: Any, **kwargs: Any) -> Any:
+            batches = original(self, *args, **kwargs)
+            return batches if sink.clock.loads or not sink.is_training() else timed(batches, self)
+
+        return draw
+
+    for method in DRAWS:
+        stack.enter_context(method.listening(drawing))

@@ -1,0 +1,67 @@
+"""Hooks that several libraries share: batches that are fetched, steps that the program annotates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import ExitStack
+from numbers import Integral
+from typing import Any
+
+from tpunb.instrument.keras import keras_runs
+from tpunb.instrument.registry import Attribute, Hook, Priority, around
+from tpunb.instrument.sink import Sink
+
+_NUMBER, _STEP = "_tpunb_number", "_tpunb_step"
+
+
+def fetching(sink: Sink, data: str, stream: Callable[[Any], Hashable] = id) -> Hook:
+    """Return a hook of the method of an iterator over a kind of data that returns the next batch."""
+    clock = sink.clock
+
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        def fetch(self: Any, *args: Any) -> Any:
+            __tracebackhide__ = True
+            if not sink.is_training():  # of a thread that prepares data
+                return original(self, *args)
+            clock.metadata.setdefault("data", data)
+            if clock.loads:  # within another fetch
+                return original(self, *args)
+            start_ns, over = clock.enter("data loading"), False
+            try:
+                return original(self, *args)
+            except StopIteration:
+                over = True
+                raise
+            finally:
+                sink.fetched(stream(self), start_ns, clock.leave(), over=over)
+
+        return fetch
+
+    return hook
+
+
+def listen_to_annotations(sink: Sink, methods: tuple[Attribute, ...], stack: ExitStack) -> None:
+    """Begin a step as an annotation with a step number is entered: by its methods to begin, enter and leave it."""
+    clock = sink.clock
+
+    def begins(init: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        number = kwargs.get("step_num")
+        if isinstance(number, Integral) and 0 <= int(number) < 2**62:
+            setattr(self, _NUMBER, int(number))
+
+    def entered(enter: Callable[..., Any], self: Any, *args: Any) -> Any:
+        number = getattr(self, _NUMBER, None)
+        if number is not None and not clock.annotates and not keras_runs():
+            setattr(self, _STEP, clock.begin("train", step=number, explicit=True, rule="annotation"))
+        return enter(self, *args)
+
+    def left(leave: Callable[..., Any], self: Any, *error: Any) -> Any:
+        try:
+            return leave(self, *error)
+        finally:
+            clock.end(getattr(self, _STEP, None))
+
+    hooks: tuple[Callable[..., Any], ...] = begins, entered, left
+    for method, hook in zip(methods, hooks, strict=True):
+        method.listen(around(hook), Priority.CAPTURE, stack)

@@ -1,0 +1,155 @@
+"""Who is told what the libraries are asked to do: the loop of the training, and the clock of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from tpunb.signals import Spent
+
+NEW_FUNCTION = "a new function"
+"""Why a framework compiles again what it has compiled before: the program wraps it anew."""
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class Result(Protocol):
+    """What a launch returns while it computes, such as an array of JAX."""
+
+    def is_ready(self) -> bool:
+        """Return whether the work is done; raise if that is not known any more."""
+
+    def block_until_ready(self) -> object:
+        """Wait until the work is done; raise if that is not known any more."""
+
+
+class Arrays(NamedTuple):
+    """What a compiled function does with arrays."""
+
+    returns_state: bool = True  # whether it returns arrays like those that it takes, as a step does
+    inputs: int = 0  # how many it takes
+    kinds: frozenset[Hashable] = frozenset()  # shapes and types of the state that it returns, else of what it takes
+    measures: bool = False  # whether it returns numbers alone
+
+
+class Clock(Protocol):
+    """Steps that a library or the program marks, and time of known cause."""
+
+    metadata: dict[str, str]  # of the model that runs
+    again: tuple[str, str | None]  # a function that is compiled now, and why again
+    steps_before: int | None  # training steps of the job before step 0, if known
+    fitted: tuple[Any, Any] | None  # model and data of the last fit
+    has_peers: bool  # whether other ranks take part in the steps
+    annotates: bool  # whether the clock enters an annotation of the library now
+    in_flight: Any  # work that was launched
+
+    @property
+    def trains_here(self) -> bool:
+        """Whether this thread trains."""
+
+    @property
+    def loads(self) -> bool:
+        """Whether the program waits for input now."""
+
+    @property
+    def opened(self) -> Any:
+        """The open step, which a library or the program marks."""
+
+    def begin(self, kind: str, *, step: int | None = None, explicit: bool = False, rule: str = "keras") -> Any:
+        """Begin a step, which ends the one before; return it for `end`, or None if none is to begin."""
+
+    def end(self, step: Any) -> None:
+        """End this step, if it is open."""
+
+    def exit(self, *, done: bool) -> None:
+        """End the open step of a library's loop."""
+
+    def request(self, kind: str) -> None:
+        """Begin a step with the request of its batch."""
+
+    def draw(self, function: Callable[[S], T], source: S) -> T:
+        """Return ``function(source)``, and record its time as wait for input."""
+
+    def forget_input(self) -> None:
+        """Let the wait for input of the open step be unknown."""
+
+    def begin_batch(self, kind: str, detail: str | None = None) -> None:
+        """Begin a step, unless the request of its batch did."""
+
+    def dispatched(self) -> None:
+        """Record that the open step computes from now on."""
+
+    def computed(self) -> None:
+        """Complete the open step, which has computed."""
+
+    def calls(self, callbacks: Iterable[Any], hook: str) -> Iterator[Any]:
+        """Yield the callbacks whose hook is called, and record the time until the next is asked for."""
+
+    def enter(self, account: str) -> int:
+        """Let the program be in this account until `leave`; return the time."""
+
+    def leave(self) -> int:
+        """End what `enter` began; return the time."""
+
+    def within(self, account: str, detail: str | None = None) -> AbstractContextManager[None]:
+        """Record the block as a span of an account."""
+
+    def on_spent(self, spent: Spent) -> None:
+        """Record a span of the thread that trains."""
+
+    def waited(self, start_ns: int, worked_ns: int) -> int:
+        """Record and return what the thread did not work in a call in which ranks wait for each other."""
+
+
+class Sink(Protocol):
+    """The loop of a training, from what libraries are asked to do in it."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of its steps."""
+
+    def is_training(self) -> bool:
+        """Return whether this thread trains, outside of Keras' methods, so that its signals count."""
+
+    def adopt_if_idle(self) -> None:
+        """Take this thread for the one that trains if no other does so far."""
+
+    def fail(self, error: Exception) -> None:
+        """Find no more steps."""
+
+    def fetched(self, stream: Hashable, start_ns: int, end_ns: int, *, over: bool = False) -> None:
+        """Record that a batch was fetched from a stream of data, or its end found."""
+
+    def called(
+        self, function: str, begun_ns: int, now_ns: int, result: Result | None, *, library: bool = False
+    ) -> None:
+        """Record that a compiled function was called; one of the library itself begins no step."""
+
+    def is_described(self, function: str) -> bool:
+        """Return whether it is known what a compiled function takes and returns."""
+
+    def describe(self, function: str, arrays: Arrays) -> None:
+        """Record what a compiled function does with arrays."""
+
+    def takes_gradients(self, function: str) -> None:
+        """Record that a compiled function takes gradients, as its tracing shows."""
+
+    def repeats(self, function: str, *, on: bool) -> None:
+        """Record whether a function that returns such arrays as it takes was called with the same ones again."""
+
+    def prepared(self) -> None:
+        """Record that a model is called for the first time."""
+
+    def evaluates(self, *, on: bool) -> None:
+        """Record that a model is set to evaluate, or to train."""
+
+    def learned(self, begun_ns: int) -> None:
+        """Record that gradients were taken, since `begun_ns`."""
+
+    def updated(self, optimizer: Hashable, begun_ns: int, now_ns: int, result: Result | None) -> None:
+        """Record that an optimizer has updated the parameters, as far as the host knows."""
+
+    def fitted(self, model: Any) -> None:
+        """Record that a model was fitted."""

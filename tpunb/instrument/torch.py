@@ -1,0 +1,235 @@
+"""PyTorch: batches, gradients, updates and modes of loops, annotated steps, and what torch.compile must not see.
+
+Dynamo traces hooks and wrappers as a part of the program: with ``fullgraph=True`` these would end it, and a compiled
+module warns of global hooks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
+from time import monotonic_ns, thread_time_ns
+from typing import Any
+
+from tpunb.instrument.hooks import fetching
+from tpunb.instrument.registry import Library, Priority, around, watching
+from tpunb.instrument.sink import Result, Sink
+
+LIBRARY = Library("torch", "torch", ("2.7", "2.13"))
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+LOADER_ITER = LIBRARY.attribute("torch.utils.data.dataloader", "DataLoader.__iter__")
+LOADER_NEXT = LIBRARY.attribute("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__")
+
+
+def _batches(sink: Sink, stack: ExitStack) -> None:
+    """Record batches, and the start of iterators."""
+    clock, tensors = sink.clock, sys.modules["torch"].utils.data.TensorDataset
+
+    def start(original: Callable[[Any], Any], self: Any) -> Any:
+        __tracebackhide__ = True
+        if not sink.is_training():
+            return original(self)
+        workers = getattr(self, "num_workers", 0) > 0
+        of_tensors = type(getattr(self, "dataset", None)) is tensors
+        data = "DataLoader with workers" if workers else "TensorDataset" if of_tensors else "DataLoader"
+        clock.metadata.setdefault("data", data)
+        if clock.loads:
+            return original(self)
+        anew = workers and not getattr(self, "persistent_workers", True)
+        with clock.within("data loading", "start of workers" if anew else "start of a DataLoader"):
+            return original(self)
+
+    hook = fetching(sink, "DataLoader", lambda batches: id(getattr(batches, "_dataset", batches)))
+    LOADER_NEXT.listen(hook, Priority.CAPTURE, stack)
+    LOADER_ITER.listen(around(start), Priority.CAPTURE, stack)
+
+
+# -- gradients, modes and updates --------------------------------------------------------------------------------------
+
+BACKWARD = LIBRARY.attribute("torch", "autograd.backward")
+TRAIN_MODE = LIBRARY.attribute("torch", "nn.Module.train", "mode")
+
+
+class _CudaEvent:
+    """What a device was asked to do until now."""
+
+    def __init__(self, cuda: Any) -> None:
+        self._event = cuda.Event(blocking=True)
+        self._event.record()
+
+    def is_ready(self) -> bool:
+        return bool(self._event.query())
+
+    def block_until_ready(self) -> None:
+        self._event.synchronize()
+
+
+def _in_flight(torch: Any) -> Result | None:
+    with suppress(Exception):  # a device that fails reports it to the program
+        cuda = torch.cuda
+        if cuda.is_available() and cuda.is_initialized() and not cuda.is_current_stream_capturing():
+            return _CudaEvent(cuda)
+    return None
+
+
+def _updates(sink: Sink, stack: ExitStack) -> None:
+    """Record updates by optimizers, and the first call of a model."""
+    torch, optimizer = sys.modules["torch"], sys.modules["torch.optim.optimizer"]
+    begun: dict[int, int] = {}
+    compiling = is_compiling()
+
+    def before(each: Any, *_: Any) -> None:
+        if not compiling():
+            begun[id(each)] = monotonic_ns()
+
+    def after(each: Any, *_: Any) -> None:
+        if compiling():
+            return
+        now_ns = monotonic_ns()
+        sink.updated(id(each), begun.pop(id(each), now_ns), now_ns, _in_flight(torch))
+
+    for register, hook in (
+        (optimizer.register_optimizer_step_pre_hook, before),
+        (optimizer.register_optimizer_step_post_hook, after),
+    ):
+        stack.callback(register(hook).remove)
+
+    def prepare(*_: Any) -> None:
+        if sink.is_training():
+            remove()
+            sink.prepared()
+
+    # where no batch is fetched, the first step begins with the first call of a model
+    remove = add_module_hook("register_module_forward_pre_hook", prepare)
+    stack.callback(remove)
+
+
+def _gradients(sink: Sink, stack: ExitStack) -> None:
+    """Record gradients, and modes of the whole model."""
+    torch, clock, compiling, is_within = sys.modules["torch"], sink.clock, is_compiling(), [False]
+
+    def learn(backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if compiling():
+            return backward(*args, **kwargs)
+        begun_ns = monotonic_ns()
+        shared = clock.has_peers and not torch.cuda.is_initialized()  # whose streams wait, not the host
+        worked_ns = thread_time_ns() if shared else 0
+        value = backward(*args, **kwargs)
+        if shared:
+            clock.waited(begun_ns, worked_ns)
+        sink.adopt_if_idle()
+        if sink.is_training():
+            sink.learned(begun_ns)
+            if torch.is_anomaly_enabled():
+                clock.metadata["debug"] = "torch.autograd.set_detect_anomaly"
+        return value
+
+    def train(original: Callable[..., Any], self: Any, mode: bool = True) -> Any:
+        if compiling() or is_within[0] or not sink.is_training():  # of a part of the model
+            return original(self, mode)
+        is_within[0] = True
+        try:
+            return original(self, mode)
+        finally:
+            is_within[0] = False
+            sink.evaluates(on=not mode)
+
+    BACKWARD.listen(around(learn), Priority.CAPTURE, stack)
+    TRAIN_MODE.listen(around(train), Priority.CAPTURE, stack)
+
+
+# -- steps that the program annotates ----------------------------------------------------------------------------------
+
+PROFILER_STEP = LIBRARY.attribute("torch", "profiler.profile.step")
+PROFILER_STOP = LIBRARY.attribute("torch", "profiler.profile.stop")
+
+
+def _annotations(sink: Sink, stack: ExitStack) -> None:
+    """Begin a step with each call of ``step`` of the program's own profiler."""
+    clock, opened = sink.clock, list[Any]()
+
+    def stepping(begins: bool, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        while opened:
+            clock.end(opened.pop())
+        result = original(*args, **kwargs)
+        if begins and clock.opened is None:
+            opened.append(clock.begin("train", explicit=True, rule="annotation"))
+            if opened[-1] is not None:
+                opened[-1].lasts = True
+        return result
+
+    for method, begins in ((PROFILER_STEP, True), (PROFILER_STOP, False)):
+        method.listen(around(partial(stepping, begins)), Priority.CAPTURE, stack)
+
+
+# -- what torch.compile must not see -----------------------------------------------------------------------------------
+
+COMPILE = LIBRARY.attribute("torch._dynamo.eval_frame", "_TorchDynamoContext.__init__", "callback")
+
+_handles = list[Any]()  # of global hooks of modules
+
+
+def is_compiling() -> Callable[[], bool]:
+    """Return a function that Dynamo takes for True, so that of a wrapper it traces the original alone."""
+    return getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", None) or (lambda: False)
+
+
+def add_module_hook(register: str, hook: Callable[..., Any], **options: Any) -> Callable[[], None]:
+    """Add a global hook of modules, unless something is compiled; return what removes it."""
+    if compiles():
+        return lambda: None
+    handle = getattr(sys.modules["torch"].nn.modules.module, register)(hook, **options)
+    _handles.append(handle)
+
+    def remove() -> None:
+        handle.remove()
+        with suppress(ValueError):
+            _handles.remove(handle)
+
+    return remove
+
+
+def compiles() -> bool:
+    """Return whether the program has asked torch.compile for something, as far as that can be known."""
+    utils, frames = (sys.modules.get(f"torch._dynamo.{name}") for name in ("utils", "eval_frame"))
+    if utils is None or frames is None:  # optimizers import them, too
+        return False
+    try:
+        return bool(utils.counters.get("frames")) or any(map(callable, [*frames.cached_backends.values()]))
+    except AttributeError:  # a version with other names
+        return True
+
+
+def _compilations(sink: Sink, stack: ExitStack) -> None:
+    """Remove all hooks as the program asks torch.compile for something; the first compilation prepares a step."""
+
+    def begin(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        if callable(args[0] if args else kwargs.get("callback")):  # else it disables compilation
+            while _handles:
+                _handles.pop().remove()
+        return original(self, *args, **kwargs)
+
+    waiting = [lambda: sink.prepared() if sink.is_training() else None]
+
+    def compiled(_: Any) -> None:  # stays: a list from which it were removed now would skip the next
+        if waiting:
+            waiting.pop()()
+
+    COMPILE.listen(around(begin), Priority.CAPTURE, stack)
+    with suppress(AttributeError, KeyError):  # a version with other names
+        handler = sys.modules["torch._dynamo.callback"].callback_handler
+        handler.start_callbacks.append(compiled)
+        stack.callback(lambda: compiled in handler.start_callbacks and handler.start_callbacks.remove(compiled))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def listen(sink: Sink, stack: ExitStack) -> None:
+    """Listen to it until the stack is closed."""
+    LIBRARY.on_import(stack, *(partial(part, sink) for part in (_batches, _updates, _gradients, _annotations)))
+    stack.enter_context(watching(COMPILE.home, partial(_compilations, sink)))
