@@ -231,3 +231,74 @@ def test_only_the_front_door_names_studies():
         if name.startswith("tpunb.studies")
     }
     assert {module for module in reads if not module.startswith("studies")} <= {"__init__"}
+
+
+# -- what is not ours --------------------------------------------------------------------------------------------------
+
+WRAPS = {  # modules that wrap, or set, what belongs to others, and why
+    "until they listen to attributes that `instrument` declares": {
+        *("checkpoint.resume.trainers", "profiler.child_capture", "profiler.framework_spans"),
+        *("profiler.other_profilers", "training.files", "training.fit_state", "training.hidden_state"),
+        *("training.keras_hooks", "tuning.live_torch"),
+    },
+    "values in objects that the program has handed in": {
+        *("checkpoint.resume.custom_loops", "training.torch_state", "tuning.pipeline"),
+    },
+}
+LOOKS = {  # modules that look into `sys.modules`, and why
+    "until they ask `instrument`": {
+        *("checkpoint.resume", "checkpoint.resume.custom_loops", "checkpoint.resume.loops"),
+        *("checkpoint.resume.trainers", "profiler.framework_spans", "profiler.other_profilers"),
+        *("profiler.process_group", "profiler.sources.frameworks", "profiler.sources.local"),
+        *("profiler.sources.torch", "profiler.sources.xla_sessions", "profiler.stall_sampler"),
+        *("torchdata.effects", "torchdata.handover", "training.files", "training.fit_data"),
+        *("training.fit_state", "training.keras_hooks", "training.seeds", "training.state", "training.torch_state"),
+        *("tuning.live_torch", "tuning.thread_locals"),
+    },
+    "the standard library, and the program itself": {"profiler.child_capture", "profiler.step_clock"},
+    "both: the program, and PyTorch until it asks `instrument`": {"torchdata.loader"},
+    "the module of an object of the program": {"training.variables"},
+    "what a study itself has imported": {"studies.sweeps.points", "studies.sweeps.process"},
+}
+
+
+def wraps(tree):
+    """Return whether a module wraps attributes of others, or sets some by name."""
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(isinstance(call, ast.Name) and call.id in ("setattr", "delattr") for call in calls) or any(
+        isinstance(node, ast.ImportFrom)
+        and node.module == "tpunb.instrument.registry"
+        and {alias.name for alias in node.names} & {"wrapped", "replaced"}
+        for node in ast.walk(tree)
+    )
+
+
+def looks(tree):
+    """Return whether a module looks into ``sys.modules``."""
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr == "modules" and ast.unparse(node.value) == "sys")
+        or (isinstance(node, ast.ImportFrom) and node.module == "sys" and "modules" in {x.name for x in node.names})
+        for node in ast.walk(tree)
+    )
+
+
+@pytest.mark.parametrize(("does", "exceptions"), [(wraps, WRAPS), (looks, LOOKS)], ids=["wraps", "looks"])
+def test_only_instrument_touches_what_is_not_ours(does, exceptions):
+    found = {module for path in FILES if does(parse(path.read_text())) and (module := module_of(path))}
+    found = {module for module in found if module.partition(".")[0] != "instrument"}
+    listed = set().union(*exceptions.values())
+    assert found - listed == set(), "declare the attribute in a module of `instrument`, and listen to it"
+    assert listed - found == set(), "these need to be no exceptions any more"
+
+
+@pytest.mark.parametrize(
+    ("does", "source"),
+    [
+        (wraps, "from tpunb.instrument.registry import wrapped"),
+        (wraps, "def f(owner):\n    setattr(owner, 'fit', None)"),
+        (looks, "import sys\ndef f():\n    return sys.modules.get('torch')"),
+        (looks, "from sys import modules"),
+    ],
+)
+def test_planted_touch_of_a_library_is_found(does, source):
+    assert does(parse(source))

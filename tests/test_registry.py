@@ -426,7 +426,7 @@ def toy(monkeypatch, own_name):
     made.Special = type("Special", (made.Loader,), {"draw": lambda self: ["special"]})
     monkeypatch.setitem(sys.modules, own_name, made)
     made.__spec__ = SimpleNamespace(_initializing=False)
-    return registry.Library(own_name, own_name, ("1.0", "1.2"))
+    return registry.Library(own_name, "pytest", ("1.0", "1.2"))
 
 
 def test_all_who_listen_share_one_wrapper_and_are_called_by_priority(toy):
@@ -480,8 +480,15 @@ def test_attribute_that_does_not_fit_is_left_and_named_with_the_versions_that_we
     before = vars(sys.modules[toy.name]).copy()
     with toy.attribute(toy.name, path, *takes).listening(logs([], "hook")):
         assert vars(sys.modules[toy.name]) == before
-    said = f"{toy.name} of an unknown version (tried with 1.0 to 1.2): {toy.name}.{path} {reason}"
-    assert toy.misfits() == [said]
+    version = f"{toy.name} {pytest.__version__} (tried with 1.0 to 1.2)"
+    assert toy.misfits() == [f"{version}: {toy.name}.{path} {reason}"]
+
+
+def test_module_of_the_program_that_has_the_name_of_a_library_is_no_misfit(toy):
+    other = registry.Library(toy.name, f"no-{toy.name}", ("1.0", "1.2"))
+    with other.attribute(toy.name, "load").listening(logs([], "hook")):
+        assert other.unfit
+        assert other.misfits() == []
 
 
 def test_optional_attribute_may_be_missing(toy):

@@ -314,7 +314,7 @@ class _Writer:
     @property
     def _unknown(self) -> Iterator[dict[str, str]]:
         steps = self.phases.steps
-        yield from _unfinished(self.source)
+        yield from _unrecorded(self.source, self.profile)
         if self.goodput is None:
             yield _missing("run time, and what ran between steps", _CAPTURE)
         else:
@@ -351,7 +351,7 @@ def _without_steps(profile: Profile, error: NoSteps) -> Report:
         "operations": [],
         "memory": {"host": None, "device": None},
         "actions": [],
-        "unknown": [*_unfinished(profile.source), _missing("steps", "mark them: with run.step(i)")],
+        "unknown": [*_unrecorded(profile.source, profile), _missing("steps", "mark them: with run.step(i)")],
     }
     return Report(_fitted(content), {"accounts": run.frame})
 
@@ -384,7 +384,9 @@ def _json(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _unfinished(source: Path | str) -> Iterator[dict[str, str]]:
+def _unrecorded(source: Path | str, profile: Profile | None) -> Iterator[dict[str, str]]:
+    for line in () if profile is None else profile.not_known:
+        yield _missing(line, "a release of tpunb that knows it: pip install -U tpunb")
     if isinstance(source, Path) and is_written(source):
         yield _missing("the rest of the run: it is still being written", "report again when it has ended")
 

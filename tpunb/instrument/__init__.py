@@ -18,10 +18,10 @@ LIBRARIES: tuple[ModuleType, ...] = (keras, torch, jax, tensorflow, grain, datas
 
 
 @contextmanager
-def listening(sink: Sink, libraries: Iterable[ModuleType] = LIBRARIES) -> Iterator[None]:
-    """Listen to libraries while the block runs, to each as soon as the program has imported it."""
+def listening(sink: Sink, libraries: Iterable[ModuleType] = ()) -> Iterator[None]:
+    """Listen to these libraries, or all, while the block runs: to each as soon as the program has imported it."""
     with ExitStack() as stack:
-        for library in libraries:
+        for library in libraries or LIBRARIES:
             library.listen(sink, stack)
         yield
 

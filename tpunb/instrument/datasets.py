@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import update_wrapper
 from typing import Any
 
 from tpunb.instrument.hooks import fetching
@@ -29,16 +30,15 @@ class _Batches:
     def __iter__(self) -> _Batches:
         return self
 
-    def __next__(self) -> Any:
-        return next(self.batches)
-
 
 def listen(sink: Sink, stack: ExitStack) -> None:
     """Listen to all that it loads until the stack is closed."""
-    following = fetching(sink, "datasets", lambda batches: id(batches.of))(_Batches.__next__)
-    timed = type("Batches", (_Batches,), {"__next__": following})
+    fetches = fetching(sink, "datasets", "datasets", lambda batches: id(batches.of))
 
     def drawing(original: Callable[..., Any]) -> Callable[..., Any]:
+        next_batch = update_wrapper(lambda batches: next(batches.batches), original)
+        timed = type("Batches", (_Batches,), {"__next__": fetches(next_batch)})
+
         def draw(self: Any, *args: Any, **kwargs: Any) -> Any:
             batches = original(self, *args, **kwargs)
             return batches if sink.clock.loads or not sink.is_training() else timed(batches, self)

@@ -18,4 +18,4 @@ LOADER_NEXT = LIBRARY.attribute("grain._src.python.data_loader", "DataLoaderIter
 def listen(sink: Sink, stack: ExitStack) -> None:
     """Listen to each kind of its iterators until the stack is closed."""
     for method in (DATASET_NEXT, LOADER_NEXT):
-        stack.enter_context(method.listening(fetching(sink, "Grain")))
+        stack.enter_context(method.listening(fetching(sink, "grain", "Grain")))

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from numbers import Integral
 from typing import Any
 
+from tpunb.instrument.events import What
 from tpunb.instrument.keras import keras_runs
 from tpunb.instrument.registry import Attribute, Hook, Priority, around
 from tpunb.instrument.sink import Sink
@@ -14,11 +15,13 @@ from tpunb.instrument.sink import Sink
 _NUMBER, _STEP = "_tpunb_number", "_tpunb_step"
 
 
-def fetching(sink: Sink, data: str, stream: Callable[[Any], Hashable] = id) -> Hook:
+def fetching(sink: Sink, library: str, data: str, stream: Callable[[Any], Hashable] = id) -> Hook:
     """Return a hook of the method of an iterator over a kind of data that returns the next batch."""
     clock = sink.clock
 
     def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        what = What.of(library, original)
+
         def fetch(self: Any, *args: Any) -> Any:
             __tracebackhide__ = True
             if not sink.is_training():  # of a thread that prepares data
@@ -33,7 +36,7 @@ def fetching(sink: Sink, data: str, stream: Callable[[Any], Hashable] = id) -> H
                 over = True
                 raise
             finally:
-                sink.fetched(stream(self), start_ns, clock.leave(), over=over)
+                sink.fetched(stream(self), start_ns, clock.leave(), over=over, what=what)
 
         return fetch
 

@@ -13,6 +13,7 @@ from functools import cache, partial
 from time import monotonic_ns
 from typing import Any
 
+from tpunb.instrument.events import What
 from tpunb.instrument.hooks import listen_to_annotations
 from tpunb.instrument.registry import Library, Priority, around, wrapped
 from tpunb.instrument.sink import NEW_FUNCTION, Arrays, Sink
@@ -65,7 +66,8 @@ def _calls(sink: Sink, stack: ExitStack) -> None:
                     sink.describe(name, arrays)
                 if (again := states.repeats(name, arrays, taken, returned)) is not None:
                     sink.repeats(name, on=again)
-            sink.called(name, begun_ns, now_ns, first, library=library)
+            what = What("jax", module, getattr(function, "__qualname__", name))
+            sink.called(name, begun_ns, now_ns, first, library=library, what=what)
         except Exception as error:  # noqa: BLE001  must never reach the training
             sink.fail(error)
 
@@ -229,7 +231,7 @@ def _gradients(sink: Sink, stack: ExitStack) -> None:
             name = found[0].params["name"]
             if learns[0] or name in learning:  # it was traced before
                 learning.add(name)
-                sink.takes_gradients(name)
+                sink.takes_gradients(name, what=What.of("jax", args[0]))
                 outer = True
             return found
         finally:

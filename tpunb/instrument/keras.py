@@ -11,6 +11,7 @@ from time import monotonic_ns
 from types import GeneratorType
 from typing import Any
 
+from tpunb.instrument.events import What
 from tpunb.instrument.registry import Attribute, Hook, Library, Priority, around
 from tpunb.instrument.sink import Clock, Sink
 from tpunb.signals import Spent
@@ -163,7 +164,7 @@ def _updates(sink: Sink, stack: ExitStack) -> None:
         value = original(self, *args, **kwargs)
         if sink.is_training() and (tf := sys.modules.get("tensorflow")) is not None and tf.executing_eagerly():
             sink.clock.metadata.setdefault("eager", "TensorFlow")
-            sink.updated(id(self), begun_ns, monotonic_ns(), None)
+            sink.updated(id(self), begun_ns, monotonic_ns(), None, what=What.of("keras", original))
         return value
 
     UPDATE.listen(around(apply), Priority.CAPTURE, stack)

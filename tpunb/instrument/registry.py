@@ -74,12 +74,10 @@ class Library:
 
     def misfits(self) -> list[str]:
         """Return a line for each attribute that this version of the library has not as it was tried."""
-        if not self.unfit:
-            return []
         try:
-            version = metadata.version(self.package)
-        except metadata.PackageNotFoundError:
-            version = "of an unknown version"
+            version = metadata.version(self.package) if self.unfit else ""
+        except metadata.PackageNotFoundError:  # a module of the program that has the name of the library
+            return []
         tried = f"tried with {self.tried[0]} to {self.tried[1]}"
         return [f"{self.name} {version} ({tried}): {path} {reason}" for path, reason in sorted(self.unfit.items())]
 

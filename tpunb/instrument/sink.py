@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from tpunb.instrument.events import What
 from tpunb.signals import Spent
 
 NEW_FUNCTION = "a new function"
@@ -119,11 +120,11 @@ class Sink(Protocol):
     def fail(self, error: Exception) -> None:
         """Find no more steps."""
 
-    def fetched(self, stream: Hashable, start_ns: int, end_ns: int, *, over: bool = False) -> None:
+    def fetched(self, stream: Hashable, start_ns: int, end_ns: int, *, over: bool = False, what: What) -> None:
         """Record that a batch was fetched from a stream of data, or its end found."""
 
     def called(
-        self, function: str, begun_ns: int, now_ns: int, result: Result | None, *, library: bool = False
+        self, function: str, begun_ns: int, now_ns: int, result: Result | None, *, library: bool = False, what: What
     ) -> None:
         """Record that a compiled function was called; one of the library itself begins no step."""
 
@@ -133,22 +134,22 @@ class Sink(Protocol):
     def describe(self, function: str, arrays: Arrays) -> None:
         """Record what a compiled function does with arrays."""
 
-    def takes_gradients(self, function: str) -> None:
+    def takes_gradients(self, function: str, *, what: What) -> None:
         """Record that a compiled function takes gradients, as its tracing shows."""
 
     def repeats(self, function: str, *, on: bool) -> None:
         """Record whether a function that returns such arrays as it takes was called with the same ones again."""
 
-    def prepared(self) -> None:
+    def prepared(self, *, what: What) -> None:
         """Record that a model is called for the first time."""
 
-    def evaluates(self, *, on: bool) -> None:
+    def evaluates(self, *, on: bool, what: What) -> None:
         """Record that a model is set to evaluate, or to train."""
 
-    def learned(self, begun_ns: int) -> None:
+    def learned(self, begun_ns: int, *, what: What) -> None:
         """Record that gradients were taken, since `begun_ns`."""
 
-    def updated(self, optimizer: Hashable, begun_ns: int, now_ns: int, result: Result | None) -> None:
+    def updated(self, optimizer: Hashable, begun_ns: int, now_ns: int, result: Result | None, *, what: What) -> None:
         """Record that an optimizer has updated the parameters, as far as the host knows."""
 
     def fitted(self, model: Any) -> None:

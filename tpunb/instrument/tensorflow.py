@@ -10,6 +10,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
+from tpunb.instrument.events import What
 from tpunb.instrument.hooks import fetching, listen_to_annotations
 from tpunb.instrument.registry import Library, Priority, around
 from tpunb.instrument.sink import Sink
@@ -38,7 +39,9 @@ def _calls(sink: Sink, stack: ExitStack) -> None:
             value = original(self, *args, **kwargs)
         finally:
             is_within[0] = False
-        sink.called(str(getattr(self, "__name__", "a function")), begun_ns, monotonic_ns(), None)
+        now_ns, function = monotonic_ns(), getattr(self, "python_function", self)
+        name, what = str(getattr(self, "__name__", "a function")), What.of("tensorflow", function)
+        sink.called(name, begun_ns, now_ns, None, what=what)
         return value
 
     FUNCTION_CALL.listen(around(call), Priority.CAPTURE, stack)
@@ -80,7 +83,7 @@ def _ending(sink: Sink, original: Callable[..., Any]) -> Callable[..., Any]:
 def _batches(sink: Sink, stack: ExitStack) -> None:
     """Record batches, and the time of an iterator's end."""
     for method in (ITERATOR_NEXT, NUMPY_NEXT):
-        method.listen(fetching(sink, "tf.data"), Priority.CAPTURE, stack)
+        method.listen(fetching(sink, "tensorflow", "tf.data"), Priority.CAPTURE, stack)
     ITERATOR_NEXT.listen(partial(_ending, sink), Priority.CAPTURE, stack)
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
+from tpunb.instrument.events import What
 from tpunb.instrument.hooks import fetching
 from tpunb.instrument.registry import Library, Priority, around, watching
 from tpunb.instrument.sink import Result, Sink
@@ -43,7 +44,7 @@ def _batches(sink: Sink, stack: ExitStack) -> None:
         with clock.within("data loading", "start of workers" if anew else "start of a DataLoader"):
             return original(self)
 
-    hook = fetching(sink, "DataLoader", lambda batches: id(getattr(batches, "_dataset", batches)))
+    hook = fetching(sink, "torch", "DataLoader", lambda batches: id(getattr(batches, "_dataset", batches)))
     LOADER_NEXT.listen(hook, Priority.CAPTURE, stack)
     LOADER_ITER.listen(around(start), Priority.CAPTURE, stack)
 
@@ -79,8 +80,9 @@ def _in_flight(torch: Any) -> Result | None:
 def _updates(sink: Sink, stack: ExitStack) -> None:
     """Record updates by optimizers, and the first call of a model."""
     torch, optimizer = sys.modules["torch"], sys.modules["torch.optim.optimizer"]
-    begun: dict[int, int] = {}
-    compiling = is_compiling()
+    begun, compiling = dict[int, int](), is_compiling()
+    steps = dict[type, What]()  # by class of optimizers
+    model = What.of("torch", torch.nn.Module.__call__)
 
     def before(each: Any, *_: Any) -> None:
         if not compiling():
@@ -90,7 +92,8 @@ def _updates(sink: Sink, stack: ExitStack) -> None:
         if compiling():
             return
         now_ns = monotonic_ns()
-        sink.updated(id(each), begun.pop(id(each), now_ns), now_ns, _in_flight(torch))
+        what = steps.get(kind := type(each)) or steps.setdefault(kind, What.of("torch", kind.step))
+        sink.updated(id(each), begun.pop(id(each), now_ns), now_ns, _in_flight(torch), what=what)
 
     for register, hook in (
         (optimizer.register_optimizer_step_pre_hook, before),
@@ -101,7 +104,7 @@ def _updates(sink: Sink, stack: ExitStack) -> None:
     def prepare(*_: Any) -> None:
         if sink.is_training():
             remove()
-            sink.prepared()
+            sink.prepared(what=model)
 
     # where no batch is fetched, the first step begins with the first call of a model
     remove = add_module_hook("register_module_forward_pre_hook", prepare)
@@ -111,6 +114,7 @@ def _updates(sink: Sink, stack: ExitStack) -> None:
 def _gradients(sink: Sink, stack: ExitStack) -> None:
     """Record gradients, and modes of the whole model."""
     torch, clock, compiling, is_within = sys.modules["torch"], sink.clock, is_compiling(), [False]
+    backward_pass, mode_change = (What.of("torch", each) for each in (torch.autograd.backward, torch.nn.Module.train))
 
     def learn(backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if compiling():
@@ -123,7 +127,7 @@ def _gradients(sink: Sink, stack: ExitStack) -> None:
             clock.waited(begun_ns, worked_ns)
         sink.adopt_if_idle()
         if sink.is_training():
-            sink.learned(begun_ns)
+            sink.learned(begun_ns, what=backward_pass)
             if torch.is_anomaly_enabled():
                 clock.metadata["debug"] = "torch.autograd.set_detect_anomaly"
         return value
@@ -136,7 +140,7 @@ def _gradients(sink: Sink, stack: ExitStack) -> None:
             return original(self, mode)
         finally:
             is_within[0] = False
-            sink.evaluates(on=not mode)
+            sink.evaluates(on=not mode, what=mode_change)
 
     BACKWARD.listen(around(learn), Priority.CAPTURE, stack)
     TRAIN_MODE.listen(around(train), Priority.CAPTURE, stack)
@@ -213,11 +217,11 @@ def _compilations(sink: Sink, stack: ExitStack) -> None:
                 _handles.pop().remove()
         return original(self, *args, **kwargs)
 
-    waiting = [lambda: sink.prepared() if sink.is_training() else None]
+    is_first, compilation = [True], What("torch", COMPILE.home, "optimize")
 
     def compiled(_: Any) -> None:  # stays: a list from which it were removed now would skip the next
-        if waiting:
-            waiting.pop()()
+        if is_first and is_first.pop() and sink.is_training():
+            sink.prepared(what=compilation)
 
     COMPILE.listen(around(begin), Priority.CAPTURE, stack)
     with suppress(AttributeError, KeyError):  # a version with other names

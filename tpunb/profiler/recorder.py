@@ -19,6 +19,7 @@ import polars as pl
 import psutil
 
 from tpunb import schema, signals
+from tpunb.instrument import misfits
 from tpunb.io import run_folder
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler import stall_sampler
@@ -291,6 +292,7 @@ class RunRecorder:
             "overhead": None if overhead is None else overhead.value,
             "overhead_interval": None if overhead is None else [overhead.low, overhead.high],
             "profiler_messages": sorted(self._messages),
+            "not_known": misfits()[: LIMITS.most_messages],
             "metadata": dict(self._clock.metadata),
             "step_flops": next(iter(flops)) if len(flops := self._clock.step_flops) == 1 else None,
             "steps_before": self._clock.steps_before,
