@@ -564,6 +564,7 @@ VALUES = {
     pl.Int64: INT64 | st.integers(-5, 5).map(lambda thousands: 1000 * thousands),
     pl.Float64: st.floats(allow_nan=False),
     pl.Boolean: st.booleans(),
+    pl.List: st.lists(INT64, max_size=3),
 }
 
 

@@ -1,34 +1,30 @@
-"""Stalls have stacks: the innermost line of user code while a step, or the gap between steps, lasts too long."""
+"""The stack of the training thread is sampled, most of all while a step, or the gap between steps, lasts too long."""
 
-import dis
-import gc
-import importlib.util
 import linecache
 import operator
 import os
 import queue
-import subprocess
 import sys
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 from traceback import walk_stack
-from types import SimpleNamespace
 
 import pytest
 from capture_loops import until
 from optional import lazy
-from warm_python import NOTEBOOK, warm_python
+from sampled_stacks import imported, place_of
 
 from tpunb import schema
 from tpunb.profiler import stall_sampler
 from tpunb.profiler.limits import LIMITS
-from tpunb.profiler.stall_sampler import Place, Progress, Stall, StallSampler
+from tpunb.profiler.stall_sampler import Place, Progress, Stall, StallSampler, Where
+from tpunb.step_stats.sample_places import Stacks
 from tpunb.text import cut
 
 tf = lazy("tensorflow")
 MS = 1_000_000
+WHERE = Where(3, ())
 PROGRAM = """\
 import ctypes
 import queue
@@ -54,6 +50,9 @@ def recurse(depth, seconds):
 
 def imports():
     import slow_module
+
+def call(function):
+    function(None)
 """
 LIBRARY = """\
 import time
@@ -65,16 +64,6 @@ def until(event):
     while not event.is_set():
         time.sleep(0.01)
 """
-
-
-def imported(path, source, name):
-    """Return a module from a file of this source."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Waits:
@@ -135,14 +124,14 @@ def sampling(training, **options):
 
 
 class Looks:
-    """A sampler that looks when the test says so, on a simulated clock; the place is spelled out."""
+    """A sampler that looks when the test says so, on a simulated clock; all stacks are one."""
 
     def __init__(self, monkeypatch, training):
-        self.now_ns, self.training, self.place = 0, training, "train.py:3 in f ← g"
+        self.now_ns, self.training = 0, training
         self.sampler = StallSampler(training, clock=lambda: self.now_ns)
         self.stacks, self.goes_on = 0, False
         monkeypatch.setattr(stall_sampler, "stacks", self._stacks)
-        monkeypatch.setattr(stall_sampler, "_place", lambda *_: self.place)
+        monkeypatch.setattr(self.sampler, "_where", lambda *_: WHERE)
 
     def _stacks(self):
         self.stacks += 1
@@ -168,7 +157,7 @@ def test_a_stall_has_its_times_its_step_and_its_account(monkeypatch):
     assert looks.stacks == 2  # it is no stall yet, and looked at 50 times a second
     assert looks.at(1150, 1200) == []
     looks.progress(1630, step=8)
-    places = (Place("train.py:3 in f ← g", 2, False),)
+    places = (Place(WHERE, 2, False),)
     assert looks.at(1650) == [Stall(1000 * MS, 1630 * MS, 7, "callbacks", 2, places)]
     assert looks.at(1660) == []
 
@@ -180,7 +169,7 @@ def test_a_late_sample_is_marked_as_locked_and_counts_as_those_that_it_replaces(
     looks.training.pause()
     ((*_, samples, places),) = looks.at(700)
     assert samples == 31
-    assert places == (Place("train.py:3 in f ← g", 31, True),)
+    assert places == (Place(WHERE, 31, True),)
 
 
 def test_what_runs_after_a_stall_is_not_its_place(monkeypatch):
@@ -189,7 +178,7 @@ def test_what_runs_after_a_stall_is_not_its_place(monkeypatch):
     looks.at(1150)
     looks.goes_on = True  # between the look at the progress and that at the stack
     looks.at(1620, late_ms=600)
-    places = (Place("train.py:3 in f ← g", 1, False),)
+    places = (Place(WHERE, 1, False),)
     assert looks.at(1700) == [Stall(1000 * MS, 1620 * MS, 7, None, 1, places)]
 
 
@@ -204,7 +193,7 @@ def test_steps_that_progress_are_no_stalls_and_looked_at_50_times_a_second(monke
     assert looks.stacks == 10
     samples = looks.sampler.take_samples("vm", 1000 * MS)
     assert samples["start_ps"].to_list() == [(4000 * step + 2900) * MS * 1000 for step in range(10)]
-    assert samples["place"].unique().to_list() == ["train.py:3 in f ← g"]
+    assert samples["stack"].unique().to_list() == [WHERE.stack]
 
 
 def test_a_late_sample_stands_for_those_that_it_replaces(monkeypatch):
@@ -212,7 +201,10 @@ def test_a_late_sample_stands_for_those_that_it_replaces(monkeypatch):
     looks.progress(0)
     for ms in range(0, 1000, 50):  # each 30 ms late, since code in C holds the lock
         looks.at(ms, late_ms=30)
-    assert 48 <= len(looks.sampler.take_samples("vm", 0)) <= 50  # 20 looks in a second
+    samples = looks.sampler.take_samples("vm", 0)
+    assert len(samples) == 19
+    assert 48 <= samples["stands_for"].sum() <= 50
+    assert samples["late"].all()
 
 
 def test_looks_are_rarer_after_ten_seconds_and_stand_for_two_samples_then(monkeypatch):
@@ -227,8 +219,9 @@ def test_looks_are_rarer_after_ten_seconds_and_stand_for_two_samples_then(monkey
     assert set(rests_ms[500:]) == {40}
     taken = looks.sampler.take_samples("vm", 0)
     late = taken["start_ps"] > 10_001 * MS * 1000
-    assert len(taken.filter(~late)) == pytest.approx(500, abs=2)
-    assert len(taken.filter(late)) == pytest.approx(500, abs=2)  # of half as many looks
+    assert taken.filter(~late)["stands_for"].sum() == pytest.approx(500, abs=2)
+    assert taken.filter(late)["stands_for"].sum() == pytest.approx(500, abs=2)  # of half as many looks
+    assert len(taken.filter(late)) == pytest.approx(250, abs=2)
 
 
 def test_while_it_runs_threads_give_up_the_lock_soon_unless_the_program_has_set_that(monkeypatch):
@@ -251,190 +244,6 @@ def test_while_it_runs_threads_give_up_the_lock_soon_unless_the_program_has_set_
         assert sys.getswitchinterval() == pytest.approx(LIMITS.switch_s)
     finally:
         sys.setswitchinterval(before)
-
-
-def test_names_of_functions_within_the_loop_tell_what_is_no_training(tmp_path, own_name):
-    source = "\n".join(
-        [
-            "def validate(look, *args):\n    return look(*args)",
-            "def loop_of_evaluations(look):\n    return validate(look)",
-            "def fit_valid_model(look):\n    return passing(look)",
-            "def passing(look):\n    return look()",
-        ]
-    )
-    program = imported(tmp_path / "program.py", source, own_name)
-    sampler = StallSampler(lambda: None)
-
-    def look():
-        return sampler._evaluates(sys._getframe(1))
-
-    assert program.validate(look)
-    assert program.fit_valid_model(look)
-    assert not program.passing(look)
-    sampler.loops = {program.fit_valid_model.__code__}
-    assert not program.fit_valid_model(look)
-    assert program.loop_of_evaluations(look)
-
-
-@pytest.mark.parametrize(("library", "evaluates"), [("torch/nn/modules/module.py", True), ("trainer/loop.py", False)])
-def test_a_model_that_pytorch_calls_is_of_the_evaluation_around_it(tmp_path, own_name, library, evaluates):
-    calls = imported(
-        tmp_path / "site-packages" / library, "def call(function):\n    return function()\n", f"{own_name}_library"
-    )
-    source = (
-        "def evaluate(call, look):\n    return call(lambda: forward(look))\n\ndef forward(look):\n    return look()\n"
-    )
-    program = imported(tmp_path / "program.py", source, own_name)
-    sampler = StallSampler(lambda: None)
-    assert program.evaluate(calls.call, lambda: sampler._evaluates(sys._getframe(1))) is evaluates
-
-
-def test_a_generator_of_the_program_prepares_a_batch_unless_the_loop_is_in_it(tmp_path, own_name):
-    source = "def batches(look):\n    yield look()\n\ndef loop(look):\n    return next(batches(look))\n"
-    program = imported(tmp_path / "program.py", source, own_name)
-    prepares = stall_sampler._prepares
-    assert program.loop(lambda: prepares(sys._getframe(1), set()))
-    assert not program.loop(lambda: prepares(sys._getframe(1), {program.batches.__code__}))
-    assert not program.loop(lambda: prepares(sys._getframe(2), set()))  # no generator
-
-
-CODE = """\
-import json
-import queue
-import time
-
-def through(call, *args):
-    return call(*args)
-
-def spin(stop):
-    while not stop.is_set():
-        pass
-
-def wait(box):
-    return box.get(timeout=600)
-
-def rest(stop):
-    while not stop.is_set():
-        time.sleep(0.05)
-"""
-
-
-def test_calls_of_the_standard_library_and_of_arrays_of_the_host_are_code_of_the_program(tmp_path, own_name, library):
-    program = imported(tmp_path / "program.py", CODE, own_name)
-    program.framework = library
-
-    def is_code(callee):
-        return program.through(lambda: stall_sampler._calls_code(sys._getframe(1), callee))
-
-    assert all(map(is_code, ["json.dumps", "time.sleep", "json.JSONEncoder().encode", "labels.count", "….items"]))
-    # the builtins may wait for a device, and what a framework does is to compute
-    assert not any(map(is_code, ["framework.call", "float", "print", "call", "json", "tensor.sort", "count", ""]))
-
-
-@pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_random_numbers_of_the_host_are_code_of_the_program(tmp_path, own_name, monkeypatch, framework):
-    """Generators of JAX, Flax and TensorFlow have methods of the same names."""
-    program = imported(tmp_path / "program.py", CODE, own_name)
-    for name in ("jax", "tensorflow"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setitem(sys.modules, framework, program)
-    program.framework = program
-
-    def is_code(callee):
-        return program.through(lambda: stall_sampler._calls_code(sys._getframe(1), callee))
-
-    assert is_code("self.rng.normal") == is_code("rng.integers") == (framework == "torch")
-    assert not any(map(is_code, ["framework.normal", "normal", "tensor.normal_"]))
-
-
-def test_what_the_standard_library_calls_back_is_code_of_the_program(tmp_path, own_name):
-    class_in_library = "import copy\n\nclass Tensor:\n    def __deepcopy__(self, memo):\n        return look()\n"
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
-    framework = imported(folder / "framework.py", class_in_library, "framework")
-    program = imported(
-        tmp_path / "program.py", "import copy\ndef average(model):\n    return copy.deepcopy(model)\n", own_name
-    )
-    framework.look = lambda: stall_sampler._is_code(sys._getframe(1), None)
-    assert program.average(framework.Tensor())
-
-
-@pytest.mark.parametrize(("package", "code"), [("pandas", True), ("framework", False)])
-def test_what_libraries_of_the_host_do_in_python_is_code_of_the_program(tmp_path, own_name, monkeypatch, package, code):
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
-    library = imported(folder / "library.py", "def read(look):\n    return look()\n", own_name)
-    monkeypatch.setattr(library, "__name__", f"{package}.io")
-    program = imported(tmp_path / "program.py", "def load(read, look):\n    return read(look)\n", f"{own_name}_program")
-    assert program.load(library.read, lambda: stall_sampler._is_code(sys._getframe(1), None)) is code
-
-
-def test_modules_that_a_function_imports_are_seen_where_they_are_called(tmp_path, own_name):
-    source = (
-        "def outer(look):\n    import numpy as np\n    import json\n    signal = object()\n"
-        "    def inner():\n        np, json\n        return look()\n    return look(), inner(), np, json, signal\n"
-    )
-    program = imported(tmp_path / "program.py", source, own_name)
-
-    def look():
-        frame, names = sys._getframe(1), ("np.stack", "json.dumps", "signal.mean")
-        return [stall_sampler._calls_code(frame, name) for name in names]
-
-    of_outer, of_inner, *_ = program.outer(look)
-    assert of_outer == [True, True, False]
-    assert of_inner == [True, False, False]
-
-
-@pytest.mark.parametrize("name", ["spin", "rest", "wait"])
-def test_a_thread_that_runs_python_sleeps_or_waits_for_another_runs_code(tmp_path, own_name, name):
-    program = imported(tmp_path / "program.py", CODE, own_name)
-    stop, box = threading.Event(), queue.Queue()
-    thread = threading.Thread(target=getattr(program, name), args=(box if name == "wait" else stop,), daemon=True)
-    thread.start()
-    try:
-
-        def seen():
-            frame = stall_sampler.stacks().get(thread.ident)
-            place = stall_sampler._innermost(stall_sampler._outwards(frame))[0]
-            return place is not None and stall_sampler._is_code(frame, place)
-
-        until(seen)
-    finally:
-        stop.set()
-        box.put(None)
-        thread.join(60)
-
-
-def test_what_a_collection_of_garbage_calls_is_not_where_a_thread_is():
-    entered, stop = threading.Event(), threading.Event()
-
-    def on_collection(phase, facts):
-        if threading.current_thread() is thread:
-            entered.set()
-            stop.wait(60)
-
-    def busy():
-        gc.collect()
-
-    thread = threading.Thread(target=busy)
-    gc.callbacks.append(on_collection)
-    thread.start()
-    try:
-        assert entered.wait(60)
-        assert stall_sampler.stacks()[thread.ident].f_code.co_name == "busy"
-    finally:
-        gc.callbacks.remove(on_collection)
-        stop.set()
-        thread.join(60)
-
-
-def test_the_samples_of_work_in_flight_have_no_place(monkeypatch):
-    looks = Looks(monkeypatch, Training(typical_ms=1000))
-    looks.progress(100, step=1)
-    looks.training.now = looks.training.now._replace(since_ns=None, computes=True)
-    looks.at(200, 300)
-    samples = looks.sampler.take_samples("vm", 0)
-    assert samples.select("place", "code").rows() == [(None, False)] * 2
 
 
 def test_two_stalls_are_taken_once(monkeypatch):
@@ -466,7 +275,8 @@ def test_a_stall_still_open_at_stop_lasts_until_then():
     assert (stall.step, stall.start_ns) == (3, training.now.since_ns)
     assert stall.start_ns < stall.end_ns
     assert stall.samples >= 1
-    assert stall.places[0].text.startswith("capture_loops.py:")  # where `until` waits
+    stack = Stacks(sampler.stacks.unwritten("vm"))
+    assert stack.place(*stall.places[0].where, None).startswith("capture_loops.py:")  # where `until` waits
     assert sampler.take() == []
 
 
@@ -482,7 +292,8 @@ def test_code_that_holds_the_interpreter_lock_is_marked(program):
             until(lambda asked=asked: training.asked > asked + 2)
             if locked := [place for stall in sampler.take() for place in stall.places if place.locked]:
                 break
-    assert locked[0].text == "program.py:10 in hold_the_lock ← hold"
+    stacks = Stacks(sampler.stacks.unwritten("vm"))
+    assert stacks.place(*locked[0].where, None) == "program.py:10 in hold_the_lock ← hold"
     assert locked[0].samples >= 5  # it counts as the samples that it replaces
 
 
@@ -509,7 +320,7 @@ def place(thread, account, expected):
     """Return the place of a thread: at most a minute later it is there."""
     end = time.monotonic() + 60
     while True:
-        text = stall_sampler._place(stall_sampler.stacks(), thread.ident, account)
+        text = place_of(thread.ident, account)
         if text == expected or time.monotonic() > end:
             return text
         time.sleep(0.01)
@@ -651,36 +462,6 @@ def test_an_import_is_named(tmp_path, program, monkeypatch, own_name):
         assert place(thread, None, expected) == expected
 
 
-def test_each_import_of_a_statement_is_named_and_the_hook_of_python_s_start_is_no_program():
-    code = compile("import json, os.path as path\nfrom math import pi\npi()", "train.py", "exec")
-    named = [stall_sampler._imported(code, each.offset) for each in dis.get_instructions(code)]
-    assert [each for each in named if each] == ["import json", "import os.path", "import math"]
-    assert not stall_sampler.is_user_code(str(Path("hook", "sitecustomize.py")))
-
-
-def test_imports_within_a_call_are_named_and_not_those_around_the_program(tmp_path, monkeypatch, own_name):
-    installed = tmp_path / "site-packages"
-    installed.mkdir()
-    (installed / "lazy.py").write_text("import sys\ndef call():\n    import lazy_part\n")
-    (installed / "lazy_part.py").write_text(f"import sys\nsys.modules['{own_name}'].look()\n")
-    (tmp_path / "program.py").write_text(f"import sys, lazy\nsys.modules['{own_name}'].look()\nlazy.call()\n")
-    for folder in (installed, tmp_path):
-        monkeypatch.syspath_prepend(str(folder))
-    sampler, places = StallSampler(Training()), []
-
-    def look():
-        frame = sys._getframe(1)
-        sampler._sample(0, frame, stall_sampler._innermost(stall_sampler._outwards(frame))[0])
-        places.append(sampler._samples[-1][1])
-
-    monkeypatch.setitem(sys.modules, own_name, SimpleNamespace(look=look))
-    for name in ("program", "lazy", "lazy_part"):
-        monkeypatch.setitem(sys.modules, name, None)  # which is undone, whatever is imported meanwhile
-        monkeypatch.delitem(sys.modules, name)
-    importlib.import_module("program")
-    assert [place.partition(" ← ")[2] for place in places] == ["….look", "lazy.call (imports)"]
-
-
 def test_a_function_that_autograph_converted_is_named_by_its_own_line(tmp_path):
     source = "import time\ndef step(x, s):\n    if s is not None:\n        time.sleep(s)  # while traced\n    return x"
     traced = imported(tmp_path / "traced.py", source, "traced")
@@ -696,7 +477,7 @@ def test_a_library_outside_of_user_code_has_no_place(library):
             return {frame.f_code.co_filename for frame, _ in walk_stack(sys._current_frames()[thread.ident])}
 
         until(lambda: library.__file__ in files())
-        return stall_sampler._place(stall_sampler.stacks(), thread.ident, "callbacks")
+        return place_of(thread.ident, "callbacks")
 
     with running(library.until, threading.Event()) as thread:  # which the test calls
         assert text_of(thread).startswith("test_stall_sampler.py:")
@@ -706,26 +487,6 @@ def test_a_library_outside_of_user_code_has_no_place(library):
     assert text_of(thread) is None
     ended.set()
     thread.join()
-
-
-@pytest.mark.parametrize(
-    ("file", "user"),
-    [
-        ("/home/a/train.py", True),
-        ("train.py", True),
-        ("<stdin>", True),
-        ("<frozen importlib._bootstrap>", False),
-        ("<__array_function__ internals>", False),
-        ("/home/a/venv/lib/python3.12/site-packages/keras/src/models/model.py", False),
-        ("/usr/lib/python3/dist-packages/numpy/core.py", False),
-        ("/tmp/__autograph_generated_filex1.py", False),
-        (threading.__file__, False),
-        (schema.__file__, False),
-        (__file__, True),
-    ],
-)
-def test_user_code_is_what_is_not_installed(file, user):
-    assert stall_sampler.is_user_code(file) is user
 
 
 # -- trouble ---------------------------------------------------------------------------------------------------------
@@ -743,65 +504,6 @@ def test_an_exception_ends_the_sampling_silently():
     assert sampler.failure.__traceback__ is None
     sampler.stop()
     assert sampler.take() == []
-
-
-_COLLECTING = """
-import gc, threading, time
-from tpunb.profiler.stall_sampler import stacks
-
-gc.callbacks.append(lambda phase, facts: time.sleep(0.001))  # lets other threads run
-end_s = time.monotonic() + 0.5
-threads = [threading.Thread(target=lambda: [stacks() for _ in iter(lambda: time.monotonic() < end_s, False)])
-           for _ in range(2)]
-gc.set_threshold(1)
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-print(gc.isenabled())
-"""
-
-
-@pytest.mark.live
-def test_garbage_is_not_collected_while_stacks_are_read():
-    # before Python 3.11.9 all threads would stop forever
-    command = [*warm_python(NOTEBOOK), "-c", _COLLECTING]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.stdout.strip() == "True", done.stderr
-
-
-_LEAVING = """
-import gc, threading, time
-from tpunb.profiler.stall_sampler import _outwards, stacks
-
-gc.callbacks.append(lambda phase, facts: time.sleep(0.0001))  # lets the other thread leave its frames
-end_s = time.monotonic() + 2
-
-def leaf(*values):
-    return len([*values]) + len({"a": values})
-
-def nested(depth):
-    return nested(depth - 1) + leaf(*"abcdefgh") if depth else leaf("a")
-
-def work():
-    while time.monotonic() < end_s:
-        nested(time.monotonic_ns() % 40)
-
-thread = threading.Thread(target=work)
-thread.start()
-gc.set_threshold(1)
-names = set()
-while time.monotonic() < end_s:
-    names |= {frame.f_code.co_name for frame in _outwards(stacks().get(thread.ident))}
-thread.join()
-print(*sorted(names & {"work", "run", "_bootstrap"}))
-"""
-
-
-@pytest.mark.live
-def test_the_frames_of_a_thread_that_leaves_them_are_read_while_garbage_is_collected():
-    # before Python 3.12 these would be others, or none: the process ended
-    command = [*warm_python(NOTEBOOK), "-c", _LEAVING]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.stdout.split() == ["_bootstrap", "run", "work"], done.stderr
 
 
 def test_a_sampler_that_never_started_stops():
@@ -826,22 +528,45 @@ def test_a_forked_process_stops_at_once():
     assert ended == (child, 0)
 
 
-def test_a_stall_keeps_the_places_with_most_samples():
+def test_rows_are_a_frame_of_stalls():
+    places = (Place(Where(3, (5, 4)), 3, False), Place(Where(None, ()), 1, True))
+    frame = stall_sampler.rows([Stall(1_000, 3_000, 7, "callbacks", 4, places)], "a", 500)
+    assert dict(frame.schema) == schema.STACK_STALLS
+    assert frame.rows() == [
+        ("a", 500_000, 2_000_000, 7, "callbacks", 0.75, 3, False, 3, [5, 4]),
+        ("a", 500_000, 2_000_000, 7, "callbacks", 0.25, 1, True, None, []),
+    ]
+    assert dict(stall_sampler.rows([], "a", 0).schema) == schema.STACK_STALLS
+
+
+def test_looks_while_work_is_in_flight_are_marked(monkeypatch):
+    looks = Looks(monkeypatch, Training(typical_ms=1000))
+    looks.progress(100, step=1)
+    looks.training.now = looks.training.now._replace(since_ns=None, computes=True)
+    looks.at(200, 300)
+    samples = looks.sampler.take_samples("vm", 0)
+    assert samples.select("stack", "others", "computes").rows() == [(None, [], True)] * 2
+
+
+def test_a_stall_counts_each_stack_and_a_bounded_number_of_them():
     stall = stall_sampler._Open(0, None, None)
-    for line in range(600):
-        for _ in range(1 + (line < 10)):
-            stall.add(f"train.py:{line} in f", 0)
+    for stack in range(600):
+        for _ in range(1 + (stack < 10)):
+            stall.add(Where(stack, ()), 0)
     kept = stall.stall(10)
     assert kept.samples == 610
-    assert [place.samples for place in kept.places] == [2] * 8
+    assert [place.samples for place in kept.places] == [2] * 10 + [1] * 502
 
 
-def test_rows_are_a_frame_of_stalls():
-    places = (Place("train.py:3 in f ← g", 3, False), Place(None, 1, True))
-    frame = stall_sampler.rows([Stall(1_000, 3_000, 7, "callbacks", 4, places)], "a", 500)
-    assert dict(frame.schema) == schema.STALLS
-    assert frame.rows() == [
-        ("a", 500_000, 2_000_000, 7, "callbacks", "train.py:3 in f ← g", 0.75, 3, False),
-        ("a", 500_000, 2_000_000, 7, "callbacks", None, 0.25, 1, True),
-    ]
-    assert dict(stall_sampler.rows([], "a", 0).schema) == schema.STALLS
+def test_the_stack_of_a_launch_is_recorded_and_read_by_another_thread(program):
+    def launched(_):
+        sampler.on_launch("update")
+
+    with sampling(Training()) as sampler:
+        program.call(launched)
+    program.call(launched)  # it has ended
+    samples = sampler.take_samples("vm", 0)
+    assert samples.select("event", "stands_for").rows() == [("update", 0)]
+    stacks = sampler.stacks.unwritten("vm")
+    (stack,) = samples["stack"]
+    assert [frame.function for frame in Stacks(stacks).stack(stack)[:2]] == [launched.__qualname__, "call"]

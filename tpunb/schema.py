@@ -783,6 +783,65 @@ SAMPLES = frame(
     evaluates=Column(pl.Boolean(), "Whether a function of the program ran whose name says that it evaluates."),
 )
 
+_STACK_REFERENCE = {
+    "stack": Column(_INT, "Number of the stack in the table of stacks, null if that was full or the thread had none."),
+    "others": Column(
+        pl.List(_INT),
+        "Stacks of other threads that ran, while the training thread was in a library that may wait for them.",
+    ),
+}
+
+STACKS = frame(
+    "STACKS",
+    "One row per frame below its caller: a stack has the number of its innermost frame, and shares the outer ones.",
+    host=_HOST,
+    stack=Column(_INT, "Number of the frame, and of the stack that ends with it."),
+    caller=Column(_INT, "Number of the frame that called it, lower than its own, null for the outermost."),
+    file=Column(_TEXT, "Path of the source file, or the name that Python has for it."),
+    line=Column(_INT, "Line that ran."),
+    function=Column(_TEXT, "Qualified name of the function."),
+    first_line=Column(_INT, "Line at which the function begins."),
+    module=Column(_TEXT, "Name of the module."),
+    home=Column(_TEXT, 'Folder of the interpreter that has the file: "python", "tpunb", null for any other.'),
+    generator=Column(pl.Boolean(), "Whether the function is a generator."),
+    hidden=Column(pl.Boolean(), "Whether the function hides from tracebacks, as patches do."),
+    converted=Column(pl.Boolean(), "Whether it ran as converted by AutoGraph: file, line and function are its source."),
+    operation=Column(_TEXT, "Name of the instruction that ran, in frames of the program."),
+    callee=Column(_TEXT, 'Name in the source of what it called or imported, such as "time.sleep", or null.'),
+    callee_scope=Column(
+        _TEXT, 'Kind of the first part of that name: "module", or a "global", "free" or "local" variable, or null.'
+    ),
+    callee_module=Column(_TEXT, "Name of that module, or of the one that defines the value or its type, or null."),
+)
+
+STACK_SAMPLES = frame(
+    "STACK_SAMPLES",
+    "One row per look at the stack of the thread that trains, as recorded, or per call that launched a step.",
+    host=_HOST,
+    start_ps=_START,
+    thread=Column(_INT, "Number of the thread."),
+    account=Column(_TEXT, "Account that the host clock was in, or null."),
+    computes=Column(pl.Boolean(), "Whether work was in flight on a device."),
+    event=Column(_TEXT, 'What launched a step in that stack: "call", "gradient", "update" or "mark", null for a look.'),
+    stands_for=Column(_INT, "Number of samples that the look stands for, 0 for an event."),
+    late=Column(pl.Boolean(), "Whether other code held the interpreter lock before it."),
+    **_STACK_REFERENCE,
+)
+
+STACK_STALLS = frame(
+    "STACK_STALLS",
+    "One row per (stall, stack), as recorded.",
+    host=_HOST,
+    start_ps=_START,
+    dur_ps=Column(_INT, "Duration of the stall in picoseconds."),
+    step=Column(_INT, "Number of the running step, null between steps."),
+    kind=_STALL_KIND,
+    share=Column(_FLOAT, "Share of the samples of the stall with that stack, 0 to 1."),
+    samples=Column(_INT, "Number of samples with that stack."),
+    locked=Column(pl.Boolean(), "Whether a sample was late because other code held the interpreter lock."),
+    **_STACK_REFERENCE,
+)
+
 LOAD = frame(
     "LOAD",
     "One row per second of a run.",

@@ -14,8 +14,11 @@
         collectives.parquet     COLLECTIVES, in runs made from raw files: captures do not write them
         clocks.parquet          CLOCKS
         spans.parquet           SPANS by the host clock
-        stalls.parquet          STALLS
-        samples.parquet         SAMPLES
+        stacks.parquet          STACKS of the process, whose later parts refer to those of earlier ones
+        stack_stalls.parquet    STACK_STALLS
+        stack_samples.parquet   STACK_SAMPLES
+        stalls.parquet          STALLS of an earlier version, which named places as it recorded them
+        samples.parquet         SAMPLES of an earlier version
         load.parquet            LOAD
         programs.parquet        PROGRAMS that the windows ran
     ticks.parquet               TICKS of the last seconds, which may be in a part by now
@@ -58,6 +61,7 @@ from tpunb.io import logdir, parquet, storage
 from tpunb.io.storage import Location
 from tpunb.step_stats import aggregate, launches
 from tpunb.step_stats.numbering import Change, numbered
+from tpunb.step_stats.sample_places import placed_samples, placed_stalls
 from tpunb.text import cut, duration, format_error, plain, plural
 
 RUN, DEVICE, TAIL, LATEST, OPS, LOCK = "run.json", "device.json", "ticks.parquet", "latest.bin", "ops", ".lock"
@@ -111,6 +115,9 @@ TABLES: Mapping[str, schema.Schema] = {
     "spans": schema.SPANS,
     "stalls": schema.STALLS,
     "samples": schema.SAMPLES,
+    "stacks": schema.STACKS,
+    "stack_stalls": schema.STACK_STALLS,
+    "stack_samples": schema.STACK_SAMPLES,
     "load": schema.LOAD,
     "programs": PROGRAMS,
     "ticks": TICKS,
@@ -124,7 +131,7 @@ _SIGNED = {"start_ps", "delay_ps", "skew_ps", "step"}  # before the run, where c
 TRIES = 16
 """Attempts to read a run whose parts are being merged."""
 
-_PART = re.compile(r"parts/([0-9]+(?:-[0-9]+)?)/([a-z]+)\.parquet")
+_PART = re.compile(r"parts/([0-9]+(?:-[0-9]+)?)/([a-z_]+)\.parquet")
 _RAW = re.compile(r"plugins/profile/([0-9]+)/([^/]*)\.(?:xplane\.pb|trace\.json)")
 _UNREDUCED = re.compile(r"unreduced/[0-9]+\.json")
 _UNREADABLE = (OSError, BadProfile, pl.exceptions.PolarsError, pl.exceptions.PanicException)
@@ -238,7 +245,12 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
 
     # a run that is not over, or was killed, lasts until its last step or window
     span_ps = span_ps or max((int(end) for end in ends if end is not None), default=0)
-    causes = {name: tables[name] for name in ("spans", "stalls", "samples", "load")}
+    stalls = placed_stalls(tables["stack_stalls"], tables["stacks"])
+    samples = placed_samples(tables["stack_samples"], tables["stacks"])
+    causes = {
+        **{name: tables[name] for name in ("spans", "load")},
+        **{"stalls": pl.concat([tables["stalls"], stalls]), "samples": pl.concat([tables["samples"], samples])},
+    }
     wall = WallClock(span_ps, complete=facts.get("causes") is True and not skipped, **causes)
     read_raw = partial(_events, owner, name, raw, origin_ns, starts, skipped) if raw else None
     frame, merged, devices = aggregate.merge_steps(tables, _step_flops(facts))

@@ -333,7 +333,7 @@ def _begin(session: CaptureSession, stack: ExitStack) -> None:
     loop = Loop(session.clock)
     stack.enter_context(listening(loop))
     session.on_end = loop.close
-    session.recorder.stalls.loops = loop.codes
+    loop.on_launch = session.recorder.stalls.on_launch
     session.recorder.group.spawned_by = session.spawned_by
     looks = check_imports, spans.patch_loaded, session.recorder.group.look
     session.import_watchers += looks

@@ -87,7 +87,10 @@ class Limits:
     stall_shortest_ns: int = 100_000_000  # that a stall exceeds too; chosen
     stall_late_ns: int = 100_000_000  # from when a sample has waited for the interpreter lock; chosen
     most_samples: int = 90_000  # between two takes: half an hour; chosen
-    stall_places: int = 8  # that are kept of a stall; chosen
+    most_launches: int = 1000  # between two takes; chosen
+    most_frames: int = 50_000  # of the stacks of a run, each once below its caller: about 30 MB of memory; chosen
+    most_threads: int = 64  # of a sample, beside the one that trains; chosen
+    longest_name: int = 1000  # characters of a file or function of a stack; chosen
     load_ns: int = 1_000_000_000  # between two samples of the process' load; chosen
 
     # waits of the threads of a capture (session)

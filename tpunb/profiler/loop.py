@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from itertools import takewhile
 from time import monotonic_ns
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 from tpunb.instrument.events import What
@@ -33,27 +32,12 @@ from tpunb.profiler.in_flight import Work
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.step_clock import OpenStep, StepClock, StepRecord
 from tpunb.signals import Spent
+from tpunb.step_stats.sample_places import is_evaluation
 from tpunb.text import format_error
 from tpunb.training.graph_work import step_flops
 from tpunb.training.program import user_frame
 
 TRAIN, EVALUATION = "train", "eval"
-_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-_EVALUATES = {
-    *("eval", "evaluate", "evaluates", "evaluation", "valid", "validate", "validates", "validation", "test", "tests"),
-    *("predict", "predicts", "prediction", "predictions", "infer", "infers", "inference"),
-}
-
-
-def _is_evaluation(name: str) -> bool:
-    """Return whether a word of a name says that a function evaluates, which counts where nothing else does.
-
-    >>> [name for name in ("eval_step", "testModel", "latest_step", "retrieval", "contest") if _is_evaluation(name)]
-    ['eval_step', 'testModel']
-    """
-    return not _EVALUATES.isdisjoint(word.lower() for word in _WORDS.findall(name))
-
-
 _log = logging.getLogger("tpunb")
 
 
@@ -116,7 +100,8 @@ class Loop:
         self.clock = clock
         clock.fetched, clock.paused, clock.current = self._take_fetch, self._pause, self.current
         self.failure: Exception | None = None
-        self.codes: set[CodeType] = set()  # of the functions in which steps are launched
+        self.on_launch: Callable[[str], None] = lambda event: None  # called within the program's functions
+        self._launched = False
         self._part: _Part | None = None
         self._parts: deque[_Part] = deque()  # that are over, and may be a part of a step
         self._fetch: tuple[Hashable, int, int] | None = None  # before a mark: stream, start, time
@@ -212,7 +197,7 @@ class Loop:
 
     def _is_evaluation(self, function: str) -> bool:
         """Return whether a function evaluates by its name, and nothing else is known of it."""
-        return function not in self._learning and _is_evaluation(function)
+        return function not in self._learning and is_evaluation(function)
 
     def repeats(self, function: str, *, on: bool) -> None:
         """Record whether a function that returns such arrays as it takes was called with the same ones again."""
@@ -269,7 +254,7 @@ class Loop:
             part.follows = follows
         self._calls[function] += 1
         if self._calls[function] <= LIMITS.loop_calls:
-            self._note_frames(trains=function in self._learning)
+            self._note_launch("gradient" if function in self._learning else "call")
         if function not in part.functions:
             part.functions[function] = begun_ns, part.launched_ns, part.work, _line()
         part.launched(work, now_ns)
@@ -318,8 +303,8 @@ class Loop:
             return
         self.clock.adopt()
         self.clock.mark_progress()
-        if not self.codes:
-            self._note_frames()
+        if not self._launched:
+            self._note_launch("update")
         part = self._part
         again = part is not None and (part.learned_since or optimizer in part.updates)
         if part is not None and again and part.updates and not part.streams:  # a loop without fetches
@@ -351,16 +336,9 @@ class Loop:
             self._end(None)
         self._settle(final=True)  # batches of an evaluation, whose end was found
 
-    def _note_frames(self, *, trains: bool = True) -> None:
-        """Note the functions in which a step is launched; unless it `trains`, those within may evaluate."""
-        frame: FrameType | None = sys._getframe(1)
-        codes = list[CodeType]()
-        while frame is not None:
-            codes.append(frame.f_code)
-            frame = frame.f_back
-        new = [code for code in codes if code not in self.codes]
-        if trains or not self.codes or not any(_is_evaluation(code.co_name) for code in new):
-            self.codes.update(new)
+    def _note_launch(self, event: str) -> None:
+        self._launched = True
+        self.on_launch(event)
 
     def current(self) -> StepRecord | None:
         """Return the running step as if it ended now."""
@@ -371,8 +349,8 @@ class Loop:
 
     def _take_fetch(self) -> tuple[int, int] | None:
         """Return start and time of the fetch before a mark, which ends a loop without marks."""
-        if not self.codes:
-            self._note_frames()
+        if not self._launched:
+            self._note_launch("mark")
         if len(self._parts) + 1 < LIMITS.loop_calls or not self.clock.marked:  # no loop
             rest = [*self._parts, *([self._part] if self._part else [])]
             self._part = None

@@ -220,8 +220,9 @@ class RunRecorder:
             spans = [*self._spans]
             clocked = {
                 "spans": pl.DataFrame(map(self._span, spans), schema=schema.SPANS, orient="row"),
-                "stalls": stall_sampler.rows(stalls, host, origin_ns),
-                "samples": self.stalls.take_samples(host, origin_ns),
+                "stack_stalls": stall_sampler.rows(stalls, host, origin_ns),
+                "stack_samples": self.stalls.take_samples(host, origin_ns),
+                "stacks": self.stalls.stacks.unwritten(host),  # after what refers to them
                 "load": self._load.take(host, origin_ns),
                 "programs": pl.DataFrame(self.programs.take(), schema=run_folder.PROGRAMS, orient="row"),
                 "ticks": self._ticks(),
@@ -231,6 +232,7 @@ class RunRecorder:
             self._unwritten = []
             for _ in spans:  # only now: after a failure the next part has them
                 self._spans.popleft()
+            self.stalls.stacks.written(clocked["stacks"].height)
 
     def write_tail(self) -> None:
         """Write the steps that no part holds yet, to be overwritten; the journal has them until then."""

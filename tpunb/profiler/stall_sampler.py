@@ -8,97 +8,33 @@ this sample: the training continues as soon as that one releases it.
 
 from __future__ import annotations
 
-import ast
-import dis
-import gc
-import linecache
 import math
 import multiprocessing
 import os
 import queue
-import re
 import selectors
 import sys
 import threading
 import time
-import tokenize
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
-from inspect import CO_GENERATOR
 from itertools import islice, takewhile
-from types import CodeType, FrameType, ModuleType
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import NamedTuple
 
 import polars as pl
 import psutil
 
 from tpunb import schema
 from tpunb.profiler.limits import LIMITS
-from tpunb.text import cut, plain
-from tpunb.training.program import CELL, GENERATED, PACKAGES, STANDARD_FOLDERS, is_user_code
+from tpunb.profiler.stacks import RawFrame, StackTable, outwards, stacks
+from tpunb.training.program import is_user_code
 
-_DEPTH = 256  # frames of a stack
-_SPOTS, _STALLS = 512, 4096  # at most: places counted in a stall, stalls between two takes
-_SOURCE, _TEXT = 10_000, 160  # characters of an expression that is parsed, of a place
+_SPOTS, _STALLS = 512, 4096  # at most: stacks counted in a stall, stalls between two takes
 
 _WAITING = {module.__file__ for module in (threading, queue, selectors)}
-_HOSTS = {*sys.stdlib_module_names, "numpy", "scipy", "pandas", "polars", "PIL", "cv2", "sklearn", "skimage"}
-_ALIASES = {"np": "numpy", "pd": "pandas", "pl": "polars", "sp": "scipy"}
-_OF_DATA = {  # modules of the standard library that call libraries back, but not to compute
-    *("base64", "copy", "csv", "gzip", "hashlib", "http", "json", "logging", "pickle", "pprint", "socket", "ssl"),
-    *("statistics", "subprocess", "tarfile", "urllib", "zipfile"),
-}
-_IMPORTS = "<frozen importlib"
-_PRINTS = re.compile(r"[\\/]torch[\\/]_tensor_str\.py$")  # makes text of tensors
-_COMPREHENSION = re.compile(r"((\.<locals>)?\.<(listcomp|genexpr|dictcomp|setcomp)>)+$")
-_OF_ARRAYS = {"add", "clear", "copy", "index", "sort", "split", "update", "values"}
-_OF_BUILTINS = {*dir(str), *dir(list), *dir(dict), *dir(set)} - _OF_ARRAYS
-"""Names of methods that arrays and tensors do not have."""
-_OF_RANDOM = {"choice", "integers", "normal", "permutation", "random", "shuffle", "standard_normal", "uniform"}
-"""Names of methods of generators of random numbers of NumPy and Python; PyTorch's have other names."""
-_CALLS = re.compile(r"torch[\\/](?:nn[\\/]modules|utils[\\/]_contextlib)")  # what calls a model of the program
-_TRAINS = {"fit", "train"}  # methods of a library that train, and evaluate on their own
-_EVALUATES = re.compile(r"(^|_)(evaluat|validat|eval(_|$)|valid(_|$))", re.IGNORECASE)
-_IMPORT = re.compile(r"\s*(?:import|from)\s+([\w.]+)")
-
-
-_reading = threading.Lock()
-_texts: dict[tuple[int, int, str | None], tuple[CodeType, str]] = {}
-"""Places by instruction and inner function; they hold its code, so that no other has its address."""
-
-
-def stacks() -> dict[int, FrameType]:
-    """Return the frame of each thread but the calling one, without what a collection of garbage calls in it.
-
-    Before Python 3.11.9 a collection of garbage while frames are read may stop all threads forever
-    (https://github.com/python/cpython/issues/106883). Before Python 3.12 each frame of another thread is made as it is
-    first asked for, and a collection then may let that thread leave it meanwhile: so all are made here.
-    """
-    if getattr(getattr(sys.modules.get("jax"), "config", None), "jax_check_tracer_leaks", False):
-        return {}  # a frame held here keeps what JAX checks that nobody does
-    with _reading:
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            frames = sys._current_frames()
-            for frame in frames.values() if sys.version_info < (3, 12) else ():
-                deque(_outwards(frame), 0)
-        finally:
-            if collects:
-                gc.enable()
-    frames.pop(threading.get_ident(), None)  # it would keep itself alive
-    callbacks = {code for each in gc.callbacks if (code := getattr(each, "__code__", None)) is not None}
-    return {thread: _outside_collection(frame, callbacks) for thread, frame in frames.items()}
-
-
-def _outside_collection(frame: FrameType, callbacks: set[CodeType]) -> FrameType:
-    for each in islice(_outwards(frame), 4):
-        if each.f_code in callbacks and each.f_back is not None:
-            return each.f_back
-    return frame
 
 
 class Progress(NamedTuple):
@@ -112,10 +48,17 @@ class Progress(NamedTuple):
     computes: bool = False  # whether work is in flight
 
 
+class Where(NamedTuple):
+    """Where the training is: numbers in a `StackTable`."""
+
+    stack: int | None  # None if it cannot be read, or the table is full
+    others: tuple[int, ...]  # of threads at work, while the training is in a library
+
+
 class Place(NamedTuple):
     """Where samples of a stall were taken."""
 
-    text: str | None  # such as "train.py:12 in on_epoch_end ← time.sleep"; None outside of user code
+    where: Where
     samples: int  # a late sample counts as those that it replaces
     locked: bool  # whether one was late
 
@@ -131,16 +74,21 @@ class Stall(NamedTuple):
     places: tuple[Place, ...]  # most samples first
 
 
-_Described = tuple[str | None, bool, bool, bool]
-"""Place, whether a generator runs, code of the program does, and an evaluation."""
-
-
 class _Seen(NamedTuple):
     """A late sample of another thread."""
 
     progress: Progress
-    text: str | None
+    where: Where
     late_ns: int
+
+
+class _Launch(NamedTuple):
+    """What launched a step, as in ``tpunb.schema.STACK_SAMPLES``."""
+
+    time_ns: int
+    thread: int
+    event: str
+    frames: tuple[RawFrame, ...]
 
 
 @dataclass(slots=True)
@@ -148,23 +96,21 @@ class _Open:
     start_ns: int
     step: int | None
     account: str | None
-    texts: Counter[str | None] = field(default_factory=Counter)
-    locked: set[str | None] = field(default_factory=set)
+    places: Counter[Where] = field(default_factory=Counter)
+    locked: set[Where] = field(default_factory=set)
     samples: int = 0
 
-    def add(self, text: str | None, late_ns: int) -> None:
+    def add(self, where: Where, late_ns: int) -> None:
         locked = late_ns > LIMITS.stall_late_ns
         samples = 1 + (late_ns // LIMITS.stall_sample_ns if locked else 0)
         self.samples += samples
-        if text in self.texts or len(self.texts) < _SPOTS:
-            self.texts[text] += samples
+        if where in self.places or len(self.places) < _SPOTS:
+            self.places[where] += samples
             if locked:
-                self.locked.add(text)
+                self.locked.add(where)
 
     def stall(self, end_ns: int) -> Stall:
-        places = tuple(
-            Place(text, count, text in self.locked) for text, count in self.texts.most_common(LIMITS.stall_places)
-        )
+        places = tuple(Place(where, count, where in self.locked) for where, count in self.places.most_common())
         return Stall(self.start_ns, end_ns, self.step, self.account, self.samples, places)
 
 
@@ -184,11 +130,10 @@ class StallSampler:
         self._seen: _Seen | None = None
         self._due_ns = sys.maxsize  # when the sampler looks next
         self._finished: deque[Stall] = deque(maxlen=_STALLS)
-        # in stalls or not: time, place, whether a generator runs, code of the program does, and an evaluation
-        self._samples: deque[tuple[int, str | None, bool, bool, bool]] = deque(maxlen=LIMITS.most_samples)
-        self.loops: set[CodeType] = set()  # functions that a loop is in, whose generators do not prepare its batches
+        self.stacks = StackTable()
+        self._samples: deque[tuple[object, ...]] = deque(maxlen=LIMITS.most_samples)  # STACK_SAMPLES, in nanoseconds
+        self._launches: deque[_Launch] = deque(maxlen=LIMITS.most_launches)
         self._sampled_ns, self._sampled, self._stands_for = 0, 0, 1
-        self._looks: dict[tuple[object, ...], tuple[list[CodeType], _Described]] = {}  # by place, codes, instructions
         self._interval_s = self._set_s = 0.0
         self._late_ns, self._is_late = 0, False  # since the last sample that stands for others; the last look
         self.failure: Exception | None = None  # that ended the sampling
@@ -225,10 +170,22 @@ class StallSampler:
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def take_samples(self, host: str, origin_ns: int) -> pl.DataFrame:
-        """Return where the training was since the last call, as a frame of ``tpunb.schema.SAMPLES``."""
-        taken = [self._samples.popleft() for _ in range(len(self._samples))]
-        data = [(host, (time_ns - origin_ns) * 1000, *look) for time_ns, *look in taken]
-        return pl.DataFrame(data, schema=schema.SAMPLES, orient="row")
+        """Return where the training was since the last call, as a frame of ``tpunb.schema.STACK_SAMPLES``."""
+        launches = [self._launches.popleft() for _ in range(len(self._launches))]
+        looks = [self._samples.popleft() for _ in range(len(self._samples))]
+        looks += [
+            (time_ns, thread, None, False, event, 0, False, self.stacks.add(frames), ())
+            for time_ns, thread, event, frames in launches
+        ]
+        data = [(host, (time_ns - origin_ns) * 1000, *look) for time_ns, *look in looks]  # type: ignore[operator]
+        return pl.DataFrame(data, schema=schema.STACK_SAMPLES, orient="row")
+
+    def on_launch(self, event: str) -> None:
+        """Record the stack of the calling thread, which launches a step; another thread reads sources."""
+        if self._thread.is_alive():
+            stack = outwards(sys._getframe(1))
+            frames = tuple(RawFrame(frame.f_code, frame.f_lasti, frame.f_globals) for frame in stack)
+            self._launches.append(_Launch(self._clock(), threading.get_ident(), event, frames))
 
     def on_wake(self) -> None:
         """Sample in another thread that wakes while the sampler is overdue."""
@@ -236,15 +193,14 @@ class StallSampler:
         if late_ns <= LIMITS.stall_late_ns or self._seen is not None or not self._running.locked():
             return
         progress = self._progress()
-        stack = self._stacks(progress)
-        if progress.thread in stack and self._elapsed_ns(progress) > _limit_ns(progress):
-            text = _place(stack, progress.thread, progress.account)
-            self._seen = _Seen(progress, text, min(late_ns, self._elapsed_ns(progress)))
+        frames = self._stacks(progress)
+        if progress.thread in frames and self._elapsed_ns(progress) > _limit_ns(progress):
+            self._seen = _Seen(progress, self._where(frames, progress), min(late_ns, self._elapsed_ns(progress)))
 
     def _stacks(self, progress: Progress) -> dict[int, FrameType]:
         """Return the stacks of all threads; none if the training has gone on meanwhile."""
-        stack = stacks()
-        return stack if self._progress().since_ns == progress.since_ns else {}
+        frames = stacks()
+        return frames if self._progress().since_ns == progress.since_ns else {}
 
     def _elapsed_ns(self, progress: Progress) -> int:
         return 0 if progress.since_ns is None else self._clock() - progress.since_ns
@@ -268,86 +224,61 @@ class StallSampler:
         self._is_late = late_ns > LIMITS.switch_s * 1e9 * 50
         if self._seen is not None:
             seen, self._seen, late_ns = self._seen, None, 0
-            self._add(seen.progress, seen.text, seen.late_ns)
+            self._add(seen.progress, seen.where, seen.late_ns)
         if self._open is not None and since_ns != self._open.start_ns:
             self._finish(now_ns if since_ns is None else since_ns)
-        if progress.computes and now_ns - self._sampled_ns >= self._idle_ns:
-            self._sampled_ns, frame = now_ns, stacks().get(progress.thread or 0)
-            evaluates = self._evaluates(frame)
-            place = _innermost(_outwards(frame))[0] if evaluates else None  # else the host does what it likes
-            self._keep((now_ns, place, False, False, evaluates))
+        is_due = now_ns - self._sampled_ns >= self._idle_ns
+        if progress.computes and is_due:
+            frame = stacks().get(progress.thread or 0)
+            self._keep(now_ns, progress, Where(None if frame is None else self._number(frame), ()))
         if since_ns is None or progress.thread is None:
             return self._idle_ns
         elapsed_ns, limit_ns = now_ns - since_ns, _limit_ns(progress)
         if elapsed_ns <= limit_ns:
-            if now_ns - self._sampled_ns >= self._idle_ns:
-                self._sampled_ns, stack = now_ns, stacks()
-                if progress.thread in stack:
-                    self._sample(now_ns, stack[progress.thread], _place(stack, progress.thread, progress.account))
+            if is_due:
+                frames = stacks()
+                if progress.thread in frames:
+                    self._keep(now_ns, progress, self._where(frames, progress))
             return min(max(limit_ns - elapsed_ns, LIMITS.stall_sample_ns), self._idle_ns)
-        stack = self._stacks(progress)
-        if progress.thread in stack:
-            place = _place(stack, progress.thread, progress.account)
-            self._add(progress, place, min(late_ns, elapsed_ns))
-            if now_ns - self._sampled_ns >= self._idle_ns:
-                self._sampled_ns = now_ns
-                self._sample(now_ns, stack[progress.thread], place)
+        frames = self._stacks(progress)
+        if progress.thread in frames:
+            where = self._where(frames, progress)
+            self._add(progress, where, min(late_ns, elapsed_ns))
+            if is_due:
+                self._keep(now_ns, progress, where)
         return LIMITS.stall_sample_ns
 
-    def _sample(self, now_ns: int, frame: FrameType, place: str | None) -> None:
-        frames = [*_outwards(frame)]
-        # most looks find a stack as an earlier one did, and the caches of the processor cold: read no code twice
-        key = place, len(self.loops), *[number for each in frames for number in (id(each.f_code), each.f_lasti)]
-        if (seen := self._looks.get(key)) is None:
-            if len(self._looks) >= _SPOTS:
-                self._looks.clear()
-            codes = [each.f_code for each in frames]  # kept, so that no other code has an address of theirs
-            seen = self._looks[key] = codes, self._described(frame, place)
-        sample = now_ns, *seen[1]
-        self._keep(sample)
-        while self._is_late and self._late_ns >= LIMITS.stall_idle_ns:  # those that it replaces
-            self._late_ns -= LIMITS.stall_idle_ns
-            self._samples.append(sample)
+    def _where(self, frames: Mapping[int, FrameType], progress: Progress) -> Where:
+        """Return the stack of the thread that trains, and of those at work, if it may wait for them in a library."""
+        thread, numbers = progress.thread or 0, list[int | None]()
+        if progress.account in (None, "data loading") and not is_user_code(frames[thread].f_code.co_filename):
+            numbers = [self._number(frame) for frame in islice(_at_work(frames, thread), LIMITS.most_threads)]
+        return Where(self._number(frames[thread]), tuple(number for number in numbers if number is not None))
+
+    def _number(self, frame: FrameType) -> int | None:
+        return self.stacks.add(outwards(frame))
 
     @property
     def _idle_ns(self) -> int:
         return LIMITS.stall_idle_ns * self._stands_for
 
-    def _keep(self, sample: tuple[int, str | None, bool, bool, bool]) -> None:
-        """Keep a look as the samples that it stands for: later ones, which are rarer, as more."""
-        self._samples.extend([sample] * self._stands_for)
+    def _keep(self, now_ns: int, progress: Progress, where: Where) -> None:
+        """Keep a look, and how many samples it stands for: later ones, which are rarer, for more."""
+        self._sampled_ns, stands_for = now_ns, self._stands_for
+        if self._is_late and not progress.computes:  # for those that it replaces, too
+            late, self._late_ns = divmod(self._late_ns, LIMITS.stall_idle_ns)
+            stands_for += late
+        state = progress.thread, progress.account, progress.computes, None
+        self._samples.append((now_ns, *state, stands_for, self._is_late, *where))
         self._sampled += 1
         self._stands_for = 1 if self._sampled < LIMITS.frequent_samples else LIMITS.rare_samples
 
-    def _described(self, frame: FrameType, place: str | None) -> _Described:
-        frames = [*_outwards(frame)]
-        loads, evaluates = any(_prepares(each, self.loops) for each in frames), self._evaluates(frame)
-        within = takewhile(lambda each: not is_user_code(each.f_code.co_filename), frames)
-        if place and " ← import " not in place and any(each.f_code.co_filename.startswith(_IMPORTS) for each in within):
-            place = f"{place} (imports)"  # a library, within a call
-        return place, loads, not evaluates and _is_code(frame, place), evaluates
-
-    def _evaluates(self, frame: FrameType | None) -> bool:
-        """Return whether a function of the program evaluates, within what the loop is in, or a library that has one."""
-        of_program = False
-        for each in _outwards(frame):
-            code = each.f_code
-            if not of_program and code.co_name in _TRAINS:  # of a library
-                return False
-            if is_user_code(code.co_filename):
-                of_program = True
-                if code in self.loops or _EVALUATES.search(code.co_name):
-                    return code not in self.loops
-            elif of_program and PACKAGES.search(code.co_filename) and not _CALLS.search(code.co_filename):
-                return False
-        return False
-
-    def _add(self, progress: Progress, text: str | None, late_ns: int) -> None:
+    def _add(self, progress: Progress, where: Where, late_ns: int) -> None:
         """Add a sample to the open stall, or to a new one."""
         if self._open is not None and self._open.start_ns != progress.since_ns:
             self._finish(progress.since_ns or self._clock())
         self._open = self._open or _Open(progress.since_ns or self._clock(), progress.step, progress.account)
-        self._open.add(text, late_ns)
+        self._open.add(where, late_ns)
 
     def _finish(self, end_ns: int) -> None:
         """Keep the open stall, if any."""
@@ -362,204 +293,26 @@ def _limit_ns(progress: Progress) -> int:
 
 
 def rows(stalls: Iterable[Stall], host: str, origin_ns: int) -> pl.DataFrame:
-    """Return stalls of a host as a frame of ``tpunb.schema.STALLS``; the origin is by the monotonic clock."""
+    """Return stalls of a host as a frame of ``tpunb.schema.STACK_STALLS``; the origin is by the monotonic clock."""
     data = [
         (
             *(host, (stall.start_ns - origin_ns) * 1000, (stall.end_ns - stall.start_ns) * 1000),
-            *(stall.step, stall.account, place.text, place.samples / stall.samples, place.samples, place.locked),
+            *(stall.step, stall.account, place.samples / stall.samples, place.samples, place.locked, *place.where),
         )
         for stall in stalls
         for place in stall.places
     ]
-    return pl.DataFrame(data, schema=schema.STALLS, orient="row")
+    return pl.DataFrame(data, schema=schema.STACK_STALLS, orient="row")
 
 
-def _place(stack: Mapping[int, FrameType], thread: int, account: str | None) -> str | None:
-    """Return where a thread is, or the one that it waits for if it waits for data in a library."""
-    text, inner = _innermost(_outwards(stack[thread]))
-    if account not in (None, "data loading") or (text is not None and inner is None):
-        return text
-    at_work: list[tuple[int, str]] = []
-    for other, frame in stack.items():
-        if other == thread or frame.f_code.co_filename in _WAITING:
-            continue
-        frames = _outwards(frame)
-        busy = _innermost(frames)[0]
-        # a thread that no library started may be unrelated, such as one that logs
-        if busy and (account or any(PACKAGES.search(outer.f_code.co_filename) for outer in frames)):
-            at_work.append((other, busy))
-    if not at_work:
-        return text
-    skipped = {other.ident for other in threading.enumerate() if other.name.startswith("tpunb-")}
-    skipped.add(threading.main_thread().ident)
-    texts = Counter(busy for other, busy in at_work if other not in skipped)
-    return texts.most_common(1)[0][0] if texts else text
-
-
-def _prepares(frame: FrameType, loops: set[CodeType]) -> bool:
-    """Return whether a frame is a generator that user code asks for its next value."""
-    code, caller = frame.f_code, frame.f_back
-    if not code.co_flags & CO_GENERATOR or code in loops or not is_user_code(code.co_filename):
-        return False
-    return caller is not None and is_user_code(caller.f_code.co_filename)  # a context manager is asked by a library
-
-
-def _is_code(frame: FrameType, place: str | None) -> bool:
-    """Return whether a thread runs code of the program, or of what cannot be a framework that computes for it."""
-    library, module = False, ""  # whether a library is within, and the module that the program called
-    for each in _outwards(frame):
-        file = each.f_code.co_filename
-        if is_user_code(file):
-            if module in _OF_DATA:
-                return True
-            return not library and (each is not frame or _calls_code(each, (place or "").partition(" ← ")[2]))
-        if _PRINTS.search(file):
-            return True
-        standard = file.startswith(STANDARD_FOLDERS) and not PACKAGES.search(file)
-        package = str(each.f_globals.get("__name__", "")).partition(".")[0]
-        module = package if standard else ""
-        library = library or not (standard or package in _HOSTS)
-    return False
-
-
-def _calls_code(frame: FrameType, callee: str) -> bool:
-    """Return whether the instruction of a frame is between two of Python's, or calls what is not a framework's."""
-    operation = dis.opname[frame.f_code.co_code[max(frame.f_lasti, 0)]]
-    # where a thread gives up the interpreter lock on its own, or waits for a lock of the program, or had it since
-    if operation in ("RESUME", "BEFORE_WITH") or "JUMP" in operation or operation.startswith(("RETURN_", "YIELD_")):
-        return True
-    name, _, attribute = callee.partition(".")
-    if callee.rpartition(".")[2] in _OF_BUILTINS and attribute:
-        return True
-    found = _named(frame, name)
-    draws = attribute and callee.rpartition(".")[2] in _OF_RANDOM and not {"jax", "tensorflow"} & sys.modules.keys()
-    if draws and not isinstance(found, ModuleType):
-        return True
-    module = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
-    # the builtins wait for arrays of a device
-    of_host = isinstance(module, str) and module != "builtins" and module.partition(".")[0] in _HOSTS
-    return of_host and (bool(attribute) or not isinstance(found, ModuleType))
-
-
-def _named(frame: FrameType, name: str) -> object:
-    """Return what a global name is, or a module that a function of the program imports under it."""
-    code, module = frame.f_code, _ALIASES.get(name, name)
-    of_function = name in code.co_varnames + code.co_cellvars and module in code.co_names  # with what it imports
-    if of_function or (name in code.co_freevars and name in _ALIASES):
-        return sys.modules.get(module)
-    return frame.f_globals.get(name)
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    for _ in range(_DEPTH):
-        if frame is None:
-            return
-        yield frame
-        frame = frame.f_back
-
-
-def _innermost(frames: Iterator[FrameType]) -> tuple[str | None, str | None]:
-    """Return the text of the innermost frame of user code, and the next inner function; leave the outer frames."""
-    within: list[CodeType] = []
-    for frame in frames:
-        code = frame.f_code
-        if is_user_code(code.co_filename) or (GENERATED in code.co_filename and _origin(code, frame.f_lineno or 0)):
-            inner = _inner(within)
-            key = id(code), frame.f_lasti, inner
-            if (kept := _texts.get(key)) is None:
-                if len(_texts) >= _SPOTS:
-                    _texts.clear()
-                kept = _texts[key] = code, _text(code, key[1], inner)
-            return kept[1], inner
-        within.append(code)
-    return None, _inner(within)
-
-
-def _inner(codes: list[CodeType]) -> str | None:
-    """Return the outermost function, but for patches around the function that was called."""
-    return next((code.co_name for code in reversed(codes) if "__tracebackhide__" not in code.co_varnames), None)
-
-
-def _origin(code: CodeType, line: int) -> Any:
-    """Return what TensorFlow knows of the user's line that AutoGraph made this one of; None if it is of a library."""
-    origin = _origins(code.co_filename).get(line)
-    return origin if origin is not None and is_user_code(origin.loc.filename) else None
-
-
-@lru_cache(maxsize=256)
-def _origins(file: str) -> dict[int, Any]:
-    api = sys.modules.get("tensorflow.python.autograph.impl.api")
-    try:
-        made = [each for kinds in [*api._TRANSPILER._cache._cache.values()] for each in [*kinds.values()]]  # type: ignore[union-attr]
-        maps = [each.source_map for each in made if each.module.__file__ == file]
-    except (AttributeError, RuntimeError):  # its internals have changed, or another thread traces
-        return {}
-    return {at.lineno: origin for lines in maps for at, origin in lines.items()}
-
-
-@lru_cache(maxsize=4096)
-def _text(code: CodeType, instruction: int, inner: str | None) -> str:
-    """Return a place for people, such as "train.py:12 in on_epoch_end ← time.sleep"."""
-    file, function = code.co_filename, _COMPREHENSION.sub("", code.co_qualname).rpartition(".")[2]
-    line, last, start, end = next(islice(code.co_positions(), max(instruction, 0) // 2, None))
-    if GENERATED in file and (origin := _origin(code, line or 0)):
-        file, line, function = origin.loc.filename, origin.loc.lineno, origin.function_name or function
-        callee = _callee(origin.source_code_line.strip())
-    else:
-        source = _source(file, line or 0, last or 0, start or 0, end)
-        callee = _imported(code, instruction) or _callee(source) or inner
-    name = "cell" if CELL.search(file) else re.split(r"[\\/]", file)[-1]
-    return cut(plain(f"{name}:{line or 0} in {function}" + (f" ← {callee}" if callee else "")), _TEXT)
-
-
-def _source(file: str, first: int, last: int, start: int, end: int | None) -> str:
-    lines = [line.encode() for line in _lines(file)[first - 1 : last]]
-    if not lines or not first or end is None:  # -X no_debug_ranges
-        return ""
-    lines[-1] = lines[-1][:end]  # columns are bytes
-    lines[0] = lines[0][start:]
-    return b"".join(lines).decode(errors="replace")
-
-
-@lru_cache(maxsize=64)
-def _lines(file: str) -> list[str]:
-    """Return the lines of a file or cell; `linecache` itself must not change while the program reads it."""
-    if len(entry := linecache.cache.get(file, ())) > 2:
-        return entry[2]  # type: ignore[misc]
-    try:
-        with tokenize.open(file) as source:
-            return source.readlines()
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return []
-
-
-def _imported(code: CodeType, instruction: int) -> str | None:
-    """Return the import that an instruction makes: a statement may import several modules."""
-    if instruction < 0 or code.co_code[instruction] != dis.opmap["IMPORT_NAME"]:
-        return None
-    name = next((each.argval for each in dis.get_instructions(code) if each.offset == instruction), None)
-    return f"import {name}" if name else None
-
-
-def _callee(source: str) -> str | None:
-    """Return the name of what an expression calls or imports."""
-    if match := _IMPORT.match(source):
-        return f"import {match[1]}"
-    try:
-        node = ast.parse(f"({source[:_SOURCE]}\n)", mode="eval").body
-        node = node.value if isinstance(node, ast.Await) else node
-        return _dotted(node.func) if isinstance(node, ast.Call) else None
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the file has changed since
-        return None
-
-
-def _dotted(node: ast.expr) -> str:
-    """Return a name without arguments, keys and literals."""
-    if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value)}.{node.attr}"
-    if isinstance(node, ast.Call):
-        return f"{_dotted(node.func)}()"
-    return node.id if isinstance(node, ast.Name) else "…"
+def _at_work(frames: Mapping[int, FrameType], thread: int) -> Iterator[FrameType]:
+    """Yield the frames of threads that a thread may wait for: neither the profiler's, nor what waits for others."""
+    busy = {other: frame for other, frame in frames.items() if frame.f_code.co_filename not in _WAITING}
+    busy.pop(thread, None)
+    if busy:
+        skipped = {other.ident for other in threading.enumerate() if other.name.startswith("tpunb-")}
+        skipped.add(threading.main_thread().ident)
+        yield from (frame for other, frame in busy.items() if other not in skipped)
 
 
 _ROWS = 86_400  # at most between two takes

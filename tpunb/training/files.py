@@ -23,8 +23,9 @@ from typing import Any
 from tpunb.errors import BadProfile, TpunbError, warn_user
 from tpunb.frames.conversion import open_file
 from tpunb.instrument.registry import around, watching, wrapped
+from tpunb.step_stats.sample_places import PACKAGES
 from tpunb.text import plain
-from tpunb.training.program import PACKAGES, STANDARD_FOLDERS, TPUNB, is_user_code, place_of, user_frame
+from tpunb.training.program import STANDARD_FOLDERS, TPUNB, is_user_code, place_of, user_frame
 
 _CACHES = (f"{os.sep}__pycache__{os.sep}", f"{os.sep}.cache{os.sep}")
 _SETTINGS = os.path.join(os.path.expanduser("~"), ".")  # noqa: PTH111, PTH118  Path raises for unknown users

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import sysconfig
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 
-CELL = re.compile(r"<ipython-input-|[\\/](?:ipykernel_|xpython_|ipython-input-)\d")
-GENERATED = "__autograph_generated_file"
-PACKAGES = re.compile(rf"[\\/](?:site-packages|dist-packages|debugpy|pydevd)[\\/]|{GENERATED}")
+from tpunb.step_stats.sample_places import CELL, is_program
+
 _STANDARD = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(os.__file__).parent)}
 STANDARD_FOLDERS = tuple(f"{folder}{os.sep}" for folder in _STANDARD)
 TPUNB = f"{Path(__file__).parents[1]}{os.sep}"
-_LIBRARIES = (*STANDARD_FOLDERS, TPUNB)
-_HOOK = f"{os.sep}sitecustomize.py"  # of Python's start, and of ``tpunb run``, never of the program
+
+
+@lru_cache(4096)
+def home_of(file: str) -> str | None:
+    """Return which folder of the interpreter has a file: "python", "tpunb", or None for any other."""
+    return "python" if file.startswith(STANDARD_FOLDERS) else "tpunb" if file.startswith(TPUNB) else None
 
 
 @lru_cache(4096)
 def is_user_code(file: str) -> bool:
     """Return whether a file is of the program, not of a library."""
-    if CELL.search(file):
-        return True
-    if file.startswith("<"):
-        return file in ("<stdin>", "<string>")
-    return not (file.startswith(_LIBRARIES) or PACKAGES.search(file) or file.endswith(_HOOK))
+    return is_program(file, home_of(file))
 
 
 def user_frame() -> FrameType | None:

@@ -1,0 +1,298 @@
+"""What sampled stacks mean: the place in the program, and whether it loads data, runs code of its own, or evaluates.
+
+Pure functions of a run's stacks, computed once for each different one as the run is loaded: a rule that changes can be
+run again on recorded runs. The recorder keeps raw facts alone (`tpunb.schema.STACKS`).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise, takewhile
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from tpunb import schema
+from tpunb.text import cut, plain
+
+CELL = re.compile(r"<ipython-input-|[\\/](?:ipykernel_|xpython_|ipython-input-)\d")
+GENERATED = "__autograph_generated_file"
+PACKAGES = re.compile(rf"[\\/](?:site-packages|dist-packages|debugpy|pydevd)[\\/]|{GENERATED}")
+_HOOK = re.compile(r"[\\/]sitecustomize\.py$")  # of Python's start, and of ``tpunb run``, never of the program
+
+_DEPTH = 256  # frames of a stack
+_TEXT = 160  # characters of a place
+_PLACES = 8  # of a stall, those with most samples
+_STANDS_FOR = 100  # samples that a look stands for at most
+
+_HOSTS = {*sys.stdlib_module_names, "numpy", "scipy", "pandas", "polars", "PIL", "cv2", "sklearn", "skimage"}
+_ALIASES = {"np": "numpy", "pd": "pandas", "pl": "polars", "sp": "scipy"}
+_OF_DATA = {  # modules of the standard library that call libraries back, but not to compute
+    *("base64", "copy", "csv", "gzip", "hashlib", "http", "json", "logging", "pickle", "pprint", "socket", "ssl"),
+    *("statistics", "subprocess", "tarfile", "urllib", "zipfile"),
+}
+_IMPORTS = "<frozen importlib"
+_PRINTS = re.compile(r"[\\/]torch[\\/]_tensor_str\.py$")  # makes text of tensors
+_COMPREHENSION = re.compile(r"((\.<locals>)?\.<(listcomp|genexpr|dictcomp|setcomp)>)+$")
+_OF_ARRAYS = {"add", "clear", "copy", "index", "sort", "split", "update", "values"}
+_OF_BUILTINS = {*dir(str), *dir(list), *dir(dict), *dir(set)} - _OF_ARRAYS
+"""Names of methods that arrays and tensors do not have."""
+_OF_RANDOM = {"choice", "integers", "normal", "permutation", "random", "shuffle", "standard_normal", "uniform"}
+"""Names of methods of generators of random numbers of NumPy and Python; PyTorch's have other names."""
+_DRAW_LIKE_NUMPY = {"jax", "tensorflow"}  # frameworks whose generators have these methods, too
+_CALLS = re.compile(r"torch[\\/](?:nn[\\/]modules|utils[\\/]_contextlib)")  # what calls a model of the program
+_TRAINS = {"fit", "train"}  # methods of a library that train, and evaluate on their own
+_EVALUATES = re.compile(r"(^|_)(evaluat|validat|eval(_|$)|valid(_|$))", re.IGNORECASE)
+
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_EVALUATION = {
+    *("eval", "evaluate", "evaluates", "evaluation", "valid", "validate", "validates", "validation", "test", "tests"),
+    *("predict", "predicts", "prediction", "predictions", "infer", "infers", "inference"),
+}
+
+
+def is_evaluation(name: str) -> bool:
+    """Return whether a word of a name says that a function evaluates, which counts where nothing else does.
+
+    >>> [name for name in ("eval_step", "testModel", "latest_step", "retrieval", "contest") if is_evaluation(name)]
+    ['eval_step', 'testModel']
+    """
+    return not _EVALUATION.isdisjoint(word.lower() for word in _WORDS.findall(name))
+
+
+@lru_cache(4096)
+def is_program(file: str, home: str | None) -> bool:
+    """Return whether a file is of the program; `home` is the interpreter's folder that has it, as in STACKS.
+
+    >>> is_program("/home/a/train.py", None), is_program("/usr/lib/python3.11/queue.py", "python")
+    (True, False)
+    """
+    if CELL.search(file):
+        return True
+    if file.startswith("<"):
+        return file in ("<stdin>", "<string>")
+    return home is None and not PACKAGES.search(file) and not _HOOK.search(file)
+
+
+class Frame(NamedTuple):
+    """A frame of a stack: the columns of ``tpunb.schema.STACKS`` from ``file`` on."""
+
+    file: str
+    line: int | None
+    function: str
+    first_line: int | None
+    module: str | None
+    home: str | None
+    generator: bool | None
+    hidden: bool | None
+    converted: bool | None
+    operation: str | None
+    callee: str | None
+    callee_scope: str | None
+    callee_module: str | None
+
+    @property
+    def name(self) -> str:
+        """The function without the path to it."""
+        return self.function.rpartition(".")[2]
+
+    @property
+    def code(self) -> tuple[object, ...]:
+        """What is the same for all frames of a function."""
+        return self.file, self.first_line, self.function
+
+    @property
+    def of_program(self) -> bool:
+        """Whether the program runs, not a library, nor what one has made of the program."""
+        return not self.converted and is_program(self.file, self.home)
+
+    @property
+    def of_package(self) -> bool:
+        """Whether it is of a library that is installed."""
+        return bool(self.converted or PACKAGES.search(self.file))
+
+    @property
+    def package(self) -> str:
+        """The outermost package of the module."""
+        return (self.module or "").partition(".")[0]
+
+
+Stack = Sequence[Frame]
+"""Frames of a thread, innermost first."""
+
+
+class _Meaning(NamedTuple):
+    """What a sample means: the columns of ``tpunb.schema.SAMPLES`` from ``place`` on."""
+
+    place: str | None
+    loads: bool
+    code: bool
+    evaluates: bool
+
+
+class Stacks:
+    """The stacks of a run by number, and what is known of all of them."""
+
+    def __init__(self, table: pl.DataFrame) -> None:
+        rows = table.drop_nulls(["stack", "file", "function"]).select("stack", "caller", *Frame._fields)
+        self._frames = {number: (caller, Frame(*facts)) for number, caller, *facts in rows.iter_rows()}
+        self._draws_like_numpy = bool(_DRAW_LIKE_NUMPY & {frame.package for _, frame in self._frames.values()})
+        self._loop: set[tuple[object, ...]] = set()  # functions in which a step was launched
+
+    def stack(self, number: int | None) -> Stack:
+        """Return the stack of this number; an empty one if it is not there."""
+        frames = list[Frame]()
+        while number in self._frames and len(frames) < _DEPTH:
+            caller, frame = self._frames[number]
+            frames.append(frame)
+            number = caller if caller is None or caller < number else None  # a damaged run may have a circle
+        return frames
+
+    def launched(self, number: int | None, event: str) -> None:
+        """Take the functions of a stack for those that the loop is in, unless they may evaluate."""
+        new = [frame for frame in self.stack(number) if frame.code not in self._loop]
+        # what updates parameters, or what the program marks, trains whatever its name is
+        if event != "call" or not self._loop or not any(is_evaluation(frame.name) for frame in new):
+            self._loop |= {frame.code for frame in new}
+
+    def place(self, number: int | None, others: Sequence[int] | None, account: str | None) -> str | None:
+        """Return where a thread is, or the one that it waits for if it waits for data in a library."""
+        text, inner = _innermost(iter(self.stack(number)))
+        if account not in (None, "data loading") or (text is not None and inner is None):
+            return text
+        at_work = Counter[str]()
+        for other in others or ():
+            frames = iter(self.stack(other))
+            busy = _innermost(frames)[0]
+            # a thread that no library started may be unrelated, such as one that logs
+            if busy and (account or any(frame.of_package for frame in frames)):
+                at_work[busy] += 1
+        return at_work.most_common(1)[0][0] if at_work else text
+
+    def meaning(
+        self, number: int | None, others: Sequence[int] | None, account: str | None, computes: bool | None
+    ) -> _Meaning | None:
+        """Return what a sample means; None if its stack is not known."""
+        stack = self.stack(number)
+        evaluates = self.evaluates(stack)
+        if computes:  # then the host does what it likes, if that does not evaluate
+            return _Meaning(_innermost(iter(stack))[0] if evaluates else None, False, False, evaluates)
+        if not stack:
+            return None
+        place = self.place(number, others, account)
+        within = takewhile(lambda frame: not frame.of_program, stack)
+        if place and " ← import " not in place and any(frame.file.startswith(_IMPORTS) for frame in within):
+            place = f"{place} (imports)"  # a library, within a call
+        return _Meaning(place, self.loads(stack), not evaluates and self.is_code(stack), evaluates)
+
+    def loads(self, stack: Stack) -> bool:
+        """Return whether a generator runs that the program asks for its next value, and that the loop is not in."""
+        return any(
+            # a context manager is asked by a library
+            frame.generator and frame.of_program and caller.of_program and frame.code not in self._loop
+            for frame, caller in pairwise(stack)
+        )
+
+    def evaluates(self, stack: Stack) -> bool:
+        """Return whether a function of the program evaluates, within what the loop is in, or a library that has one."""
+        within_program = False
+        for frame in stack:
+            if not within_program and not frame.converted and frame.name in _TRAINS:  # of a library
+                return False
+            if frame.of_program:
+                within_program = True
+                if frame.code in self._loop or _EVALUATES.search(frame.name):
+                    return frame.code not in self._loop
+            elif within_program and frame.of_package and not _CALLS.search(frame.file):
+                return False
+        return False
+
+    def is_code(self, stack: Stack) -> bool:
+        """Return whether code of the program runs, or of what cannot be a framework that computes for it."""
+        library, module = False, ""  # whether a library is within, and the module that the program called
+        for frame in stack:
+            if frame.of_program:
+                if module in _OF_DATA:
+                    return True
+                return not library and (frame is not stack[0] or self.calls_code(frame))
+            if _PRINTS.search(frame.file):
+                return True
+            standard = frame.home == "python" and not frame.of_package
+            module = frame.package if standard else ""
+            library = library or not (standard or frame.package in _HOSTS)
+        return False
+
+    def calls_code(self, frame: Frame) -> bool:
+        """Return whether the instruction of a frame is between two of Python's, or calls what is not a framework's."""
+        operation, callee = frame.operation or "", frame.callee or ""
+        # where a thread gives up the interpreter lock on its own, or waits for a lock of the program, or had it since
+        if operation in ("RESUME", "BEFORE_WITH") or "JUMP" in operation or operation.startswith(("RETURN_", "YIELD_")):
+            return True
+        name, _, attribute = callee.partition(".")
+        method, of_module = callee.rpartition(".")[2], frame.callee_scope == "module"
+        if attribute and method in _OF_BUILTINS:
+            return True
+        if attribute and method in _OF_RANDOM and not self._draws_like_numpy and not of_module:
+            return True
+        module = frame.callee_module
+        if frame.callee_scope == "free" and name in _ALIASES:
+            module, of_module = _ALIASES[name], True
+        # the builtins wait for arrays of a device
+        of_host = module is not None and module != "builtins" and module.partition(".")[0] in _HOSTS
+        return of_host and (bool(attribute) or not of_module)
+
+
+def _innermost(frames: Iterator[Frame]) -> tuple[str | None, str | None]:
+    """Return the text of the innermost frame of user code, and the next inner function; leave the outer frames."""
+    inner = None
+    for frame in frames:
+        if frame.converted or frame.of_program:
+            return _text(frame, inner), inner
+        inner = inner if frame.hidden else frame.name  # patches around the function that was called have no say
+    return None, inner
+
+
+def _text(frame: Frame, inner: str | None) -> str:
+    """Return a place for people, such as "train.py:12 in on_epoch_end ← time.sleep"."""
+    name = "cell" if CELL.search(frame.file) else re.split(r"[\\/]", frame.file)[-1]
+    function, callee = _COMPREHENSION.sub("", frame.function).rpartition(".")[2], frame.callee or inner
+    return cut(plain(f"{name}:{frame.line or 0} in {function}" + (f" ← {callee}" if callee else "")), _TEXT)
+
+
+def placed_samples(looks: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+    """Return ``tpunb.schema.SAMPLES`` from STACK_SAMPLES and STACKS; looks at unknown stacks are left out."""
+    stacks = Stacks(table)
+    events = looks.drop_nulls("event").sort("start_ps")
+    for number, event in events.select("stack", "event").iter_rows():
+        stacks.launched(number, event)
+    rows = looks.filter(pl.col("event").is_null())
+    rows = _with(rows, ["stack", "others", "account", "computes"], stacks.meaning, _Meaning._fields)
+    rows = rows.drop_nulls("evaluates")
+    repeated = np.repeat(np.arange(rows.height), rows["stands_for"].fill_null(1).clip(0, _STANDS_FOR).to_numpy())
+    return rows.select(*schema.SAMPLES)[repeated]
+
+
+def placed_stalls(stalls: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+    """Return ``tpunb.schema.STALLS`` from STACK_STALLS and STACKS: the places of a stall with most samples."""
+    stacks, stall = Stacks(table), ["host", "start_ps", "dur_ps", "step", "kind"]
+    rows = _with(stalls, ["stack", "others", "kind"], lambda *key: (stacks.place(*key),), ("place",))
+    by_place = rows.group_by(*stall, "place", maintain_order=True)
+    rows = by_place.agg(pl.col("share", "samples").sum(), pl.col("locked").any())
+    most = rows.sort("samples", descending=True, maintain_order=True).group_by(stall, maintain_order=True).head(_PLACES)
+    return most.sort("start_ps", maintain_order=True).select(*schema.STALLS)
+
+
+def _with(
+    rows: pl.DataFrame, keys: list[str], judge: Callable[..., tuple[Any, ...] | None], names: Sequence[str]
+) -> pl.DataFrame:
+    """Return rows with the columns that `judge` gives for their keys, asked once for each different one."""
+    different = rows.select(keys).unique(maintain_order=True)
+    answers = [judge(*key) or (None,) * len(names) for key in different.iter_rows()]
+    columns = {name: schema.SAMPLES[name] for name in names}
+    answered = different.hstack(pl.DataFrame(answers, columns, orient="row"))
+    return rows.join(answered, on=keys, how="left", nulls_equal=True, maintain_order="left")
