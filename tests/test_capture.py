@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from tpunb.profiler import session, step_clock
 from tpunb.profiler.capture import Schedule
 from tpunb.profiler.recorder import RunRecorder
 from tpunb.profiler.schedule import WindowScheduler
+from tpunb.profiler.stacks import outwards
 from tpunb.profiler.windows import LOCAL, ReducedWindow, WindowResponse
 from tpunb.step_stats import reduce as module
 from tpunb.tuning.job import job_of
@@ -589,6 +591,27 @@ def test_a_window_knows_the_steps_that_another_thread_takes_as_it_begins_to_be_r
     recorder.on_request(now_ns, 0.1, None)
     recorder.write(WindowResponse(0, "toy", now_ns, now_ns, {LOCAL: TpunbError("no window")}))
     assert [record.step for record in records] == [0]
+
+
+def test_stacks_that_could_not_be_written_are_in_the_next_part(monkeypatch):
+    clock, writer, now_ns = step_clock.StepClock(lambda kind, number: None), RunWriter(None), time.monotonic_ns()
+    writer.open()
+    recorder = RunRecorder(writer, clock, WindowScheduler(Schedule(), now_ns / 1e9), "none", now_ns)
+    write, written = writer.part, []
+
+    def full(number, tables):
+        raise OSError("no space left")
+
+    for part in (full, lambda number, tables: written.append(tables["stacks"]) or write(number, tables)):
+        monkeypatch.setattr(writer, "part", part)
+        clock.end(clock.begin("train", explicit=True, rule="mark"))
+        recorder.collect_steps()
+        recorder.stalls.stacks.add(outwards(sys._getframe()))
+        with suppress(OSError):
+            recorder.write_part()
+    (stacks,) = written
+    assert stacks["stack"].to_list() == [*range(len(stacks))]
+    assert recorder.stalls.stacks.unwritten("vm").is_empty()
 
 
 @pytest.mark.parametrize(

@@ -637,6 +637,45 @@ def test_a_table_on_disk_holds_small_numbers_and_no_empty_columns():
     assert pl.read_parquet(parquet.pack(odd, schema.OPS))["unit_ps"].unique().to_list() == [1]
 
 
+# -- samples --------------------------------------------------------------------------------------------------
+
+
+def rows(columns, *values, **shared):
+    """Return rows of a table: those columns that are not given are null, or the same for all."""
+    return pl.DataFrame([{"host": "toy", **shared, **value} for value in values], schema=columns)
+
+
+def test_samples_and_stalls_are_placed_as_a_run_is_loaded_by_the_stacks_of_all_its_parts(tmp_path):
+    a_run(tmp_path)
+    main = rows(schema.STACKS, {"stack": 0, "file": "train.py", "line": 3, "function": "main", "callee": "sleeps"})
+    sleeps = {"stack": 1, "caller": 0, "file": "util.py", "line": 7, "function": "sleeps", "callee": "time.sleep"}
+    looks = [{"start_ps": at * MS, "stack": at % 2, "others": [], "stands_for": 1} for at in (2, 3)]
+    stall = {"start_ps": MS, "dur_ps": 3 * MS, "stack": 1, "others": [], "share": 1.0, "samples": 5, "locked": False}
+    write(tmp_path, 2, stacks=main, stack_samples=rows(schema.STACK_SAMPLES, looks[0]))
+    write(
+        tmp_path,
+        3,
+        stacks=rows(schema.STACKS, sleeps),
+        stack_samples=rows(schema.STACK_SAMPLES, looks[1]),
+        stack_stalls=rows(schema.STACK_STALLS, stall),
+    )
+    wall = tp.load(tmp_path).stored.wall
+    outer, inner = "train.py:3 in main ← sleeps", "util.py:7 in sleeps ← time.sleep"
+    assert wall.samples.select("start_ps", "place").rows() == [(2 * MS, outer), (3 * MS, inner)]
+    assert wall.stalls.select("start_ps", "place", "samples").rows() == [(MS, inner, 5)]
+
+
+def test_samples_and_stalls_that_an_earlier_version_placed_are_read_as_they_are(tmp_path):
+    a_run(tmp_path)
+    place = "train.py:12 in main ← read"
+    samples = rows(schema.SAMPLES, {"start_ps": MS, "place": place, "loads": True, "code": False, "evaluates": False})
+    stalls = rows(schema.STALLS, {"start_ps": MS, "dur_ps": MS, "place": place, "share": 1.0, "samples": 2})
+    write(tmp_path, 2, samples=samples, stalls=stalls)
+    wall = tp.load(tmp_path).stored.wall
+    assert_frame_equal(wall.samples, samples)
+    assert_frame_equal(wall.stalls, stalls)
+
+
 # -- damage ---------------------------------------------------------------------------------------------------
 
 

@@ -273,19 +273,17 @@ def looks(*rows):
 
 
 def test_samples_mean_what_their_stacks_do():
-    samples = placed_samples(
-        looks(
-            (10, 2, [], None, 1, False),
-            (20, 2, [5], None, 2, False),  # no library has started that thread
-            (30, 3, [], None, 1, False),
-            (40, 1, [], "update", 0, False),
-            (50, 3, [], None, 1, True),
-            (60, 2, [], None, 1, True),
-            (70, 9, [], None, 1, False),  # its stack is lost
-            (80, None, [], None, 1, True),
-        ),
-        STACKS,
+    seen = looks(
+        (10, 2, [], None, 1, False),
+        (20, 2, [5], None, 2, False),  # no library has started that thread
+        (30, 3, [], None, 1, False),
+        (40, 1, [], "update", 0, False),
+        (50, 3, [], None, 1, True),
+        (60, 2, [], None, 1, True),
+        (70, 9, [], None, 1, False),  # its stack is lost
+        (80, None, [], None, 1, True),
     )
+    samples = placed_samples(seen, Stacks(STACKS, seen))
     assert dict(samples.schema) == schema.SAMPLES
     computes, sleeps = "train.py:1 in train ← step", "train.py:3 in evaluate ← time.sleep"
     assert samples.rows() == [
@@ -301,7 +299,7 @@ def test_samples_mean_what_their_stacks_do():
 
 def test_a_thread_that_the_training_waits_for_is_the_place_of_its_samples():
     waits = looks((10, 2, [5], None, 1, False)).with_columns(account=pl.lit("data loading"))
-    assert placed_samples(waits, STACKS)["place"].to_list() == ["data.py:5 in produce ← read"]
+    assert placed_samples(waits, Stacks(STACKS))["place"].to_list() == ["data.py:5 in produce ← read"]
 
 
 def stalls(*rows):
@@ -315,9 +313,8 @@ def stalls(*rows):
 
 
 def test_stacks_of_one_place_are_one_row_of_a_stall():
-    found = placed_stalls(
-        stalls((20, 0, 40, False), (20, 2, 30, False), (20, 1, 30, True), (10, 3, 100, False)), STACKS
-    )
+    rows = stalls((20, 0, 40, False), (20, 2, 30, False), (20, 1, 30, True), (10, 3, 100, False))
+    found = placed_stalls(rows, Stacks(STACKS))
     assert dict(found.schema) == schema.STALLS
     at = "train.py:1 in train ← step"
     assert found.select("start_ps", "place", "samples", "share", "locked").rows() == [
@@ -329,20 +326,19 @@ def test_stacks_of_one_place_are_one_row_of_a_stall():
 
 def test_a_stall_keeps_the_places_with_most_samples():
     lines = table(*((None, "/home/a/train.py", "f", None, None) for _ in range(20)))
-    found = placed_stalls(stalls(*((0, line, 1 + (line >= 10), False) for line in range(20))), lines)
+    found = placed_stalls(stalls(*((0, line, 1 + (line >= 10), False) for line in range(20))), Stacks(lines))
     assert found["samples"].to_list() == [2] * 8
     assert found["place"].to_list() == [f"train.py:{line} in f" for line in range(10, 18)]
 
 
 def test_without_rows_there_are_none():
-    assert dict(placed_samples(looks(), STACKS).schema) == schema.SAMPLES
-    assert dict(placed_stalls(stalls(), STACKS.clear()).schema) == schema.STALLS
-    assert placed_samples(looks((10, 2, [], None, 1, False)), STACKS.clear()).is_empty()
+    assert dict(placed_samples(looks(), Stacks(STACKS)).schema) == schema.SAMPLES
+    assert dict(placed_stalls(stalls(), Stacks(STACKS.clear())).schema) == schema.STALLS
+    assert placed_samples(looks((10, 2, [], None, 1, False)), Stacks(STACKS.clear())).is_empty()
 
 
 def test_a_damaged_table_of_stacks_ends():
     circle = table((1, "a.py", "f", None, None), (0, "a.py", "g", None, None), (1, "a.py", "h", None, None))
     assert [frame.function for frame in Stacks(circle).stack(2)] == ["h", "g", "f"]
-    circle = circle.with_columns(stands_for=10**12)
     endless = looks((10, 2, None, None, 10**12, None))
-    assert len(placed_samples(endless, circle)) == 100
+    assert len(placed_samples(endless, Stacks(circle))) == 100

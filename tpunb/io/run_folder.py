@@ -61,7 +61,7 @@ from tpunb.io import logdir, parquet, storage
 from tpunb.io.storage import Location
 from tpunb.step_stats import aggregate, launches
 from tpunb.step_stats.numbering import Change, numbered
-from tpunb.step_stats.sample_places import placed_samples, placed_stalls
+from tpunb.step_stats.sample_places import Stacks, placed_samples, placed_stalls
 from tpunb.text import cut, duration, format_error, plain, plural
 
 RUN, DEVICE, TAIL, LATEST, OPS, LOCK = "run.json", "device.json", "ticks.parquet", "latest.bin", "ops", ".lock"
@@ -245,12 +245,10 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
 
     # a run that is not over, or was killed, lasts until its last step or window
     span_ps = span_ps or max((int(end) for end in ends if end is not None), default=0)
-    stalls = placed_stalls(tables["stack_stalls"], tables["stacks"])
-    samples = placed_samples(tables["stack_samples"], tables["stacks"])
-    causes = {
-        **{name: tables[name] for name in ("spans", "load")},
-        **{"stalls": pl.concat([tables["stalls"], stalls]), "samples": pl.concat([tables["samples"], samples])},
-    }
+    stacks = Stacks(tables["stacks"], looks := tables["stack_samples"])
+    placed = {"stalls": placed_stalls(tables["stack_stalls"], stacks), "samples": placed_samples(looks, stacks)}
+    causes = {name: tables[name] for name in ("spans", "load")}
+    causes |= {name: pl.concat([tables[name], frame]) for name, frame in placed.items()}
     wall = WallClock(span_ps, complete=facts.get("causes") is True and not skipped, **causes)
     read_raw = partial(_events, owner, name, raw, origin_ns, starts, skipped) if raw else None
     frame, merged, devices = aggregate.merge_steps(tables, _step_flops(facts))

@@ -136,13 +136,16 @@ class _Meaning(NamedTuple):
 
 
 class Stacks:
-    """The stacks of a run by number, and what is known of all of them."""
+    """The stacks of a run by number, and what is known of all of them: from STACKS and STACK_SAMPLES."""
 
-    def __init__(self, table: pl.DataFrame) -> None:
+    def __init__(self, table: pl.DataFrame, looks: pl.DataFrame | None = None) -> None:
         rows = table.drop_nulls(["stack", "file", "function"]).select("stack", "caller", *Frame._fields)
         self._frames = {number: (caller, Frame(*facts)) for number, caller, *facts in rows.iter_rows()}
         self._draws_like_numpy = bool(_DRAW_LIKE_NUMPY & {frame.package for _, frame in self._frames.values()})
         self._loop: set[tuple[object, ...]] = set()  # functions in which a step was launched
+        if looks is not None:
+            for number, event in looks.drop_nulls("event").sort("start_ps").select("stack", "event").iter_rows():
+                self.launched(number, event)
 
     def stack(self, number: int | None) -> Stack:
         """Return the stack of this number; an empty one if it is not there."""
@@ -264,12 +267,8 @@ def _text(frame: Frame, inner: str | None) -> str:
     return cut(plain(f"{name}:{frame.line or 0} in {function}" + (f" ← {callee}" if callee else "")), _TEXT)
 
 
-def placed_samples(looks: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    """Return ``tpunb.schema.SAMPLES`` from STACK_SAMPLES and STACKS; looks at unknown stacks are left out."""
-    stacks = Stacks(table)
-    events = looks.drop_nulls("event").sort("start_ps")
-    for number, event in events.select("stack", "event").iter_rows():
-        stacks.launched(number, event)
+def placed_samples(looks: pl.DataFrame, stacks: Stacks) -> pl.DataFrame:
+    """Return ``tpunb.schema.SAMPLES`` from STACK_SAMPLES; looks at unknown stacks are left out."""
     rows = looks.filter(pl.col("event").is_null())
     rows = _with(rows, ["stack", "others", "account", "computes"], stacks.meaning, _Meaning._fields)
     rows = rows.drop_nulls("evaluates")
@@ -277,9 +276,9 @@ def placed_samples(looks: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     return rows.select(*schema.SAMPLES)[repeated]
 
 
-def placed_stalls(stalls: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    """Return ``tpunb.schema.STALLS`` from STACK_STALLS and STACKS: the places of a stall with most samples."""
-    stacks, stall = Stacks(table), ["host", "start_ps", "dur_ps", "step", "kind"]
+def placed_stalls(stalls: pl.DataFrame, stacks: Stacks) -> pl.DataFrame:
+    """Return ``tpunb.schema.STALLS`` from STACK_STALLS: the places of a stall with most samples."""
+    stall = ["host", "start_ps", "dur_ps", "step", "kind"]
     rows = _with(stalls, ["stack", "others", "kind"], lambda *key: (stacks.place(*key),), ("place",))
     by_place = rows.group_by(*stall, "place", maintain_order=True)
     rows = by_place.agg(pl.col("share", "samples").sum(), pl.col("locked").any())
