@@ -297,6 +297,17 @@ def test_samples_mean_what_their_stacks_do():
     ]
 
 
+def test_what_autograph_converted_has_the_place_of_its_source_and_is_of_a_library():
+    rows = table(
+        (None, "/home/a/train.py", "train", "step", None),
+        (0, "/home/a/train.py", "step", None, None),
+        (1, "/venv/lib/python3.11/site-packages/tensorflow/autograph/api.py", "converted_call", None, None),
+    )
+    stacks = Stacks(rows.with_columns(converted=pl.col("function") == "step"))
+    assert stacks.meaning(2, (), None, False) == ("train.py:1 in step", False, False, False)
+    assert stacks.meaning(1, (), None, False) == ("train.py:1 in step", False, False, False)
+
+
 def test_a_thread_that_the_training_waits_for_is_the_place_of_its_samples():
     waits = looks((10, 2, [5], None, 1, False)).with_columns(account=pl.lit("data loading"))
     assert placed_samples(waits, Stacks(STACKS))["place"].to_list() == ["data.py:5 in produce ← read"]

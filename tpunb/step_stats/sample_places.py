@@ -263,7 +263,8 @@ def _innermost(frames: Iterator[Frame]) -> tuple[str | None, str | None]:
 def _text(frame: Frame, inner: str | None) -> str:
     """Return a place for people, such as "train.py:12 in on_epoch_end ← time.sleep"."""
     name = "cell" if CELL.search(frame.file) else re.split(r"[\\/]", frame.file)[-1]
-    function, callee = _COMPREHENSION.sub("", frame.function).rpartition(".")[2], frame.callee or inner
+    function, inner = _COMPREHENSION.sub("", frame.function).rpartition(".")[2], None if frame.converted else inner
+    callee = frame.callee or inner  # inner functions of a converted one are AutoGraph's
     return cut(plain(f"{name}:{frame.line or 0} in {function}" + (f" ← {callee}" if callee else "")), _TEXT)
 
 
