@@ -82,15 +82,6 @@ class _Seen(NamedTuple):
     late_ns: int
 
 
-class _Launch(NamedTuple):
-    """What launched a step, as in ``tpunb.schema.STACK_SAMPLES``."""
-
-    time_ns: int
-    thread: int
-    event: str
-    frames: tuple[RawFrame, ...]
-
-
 @dataclass(slots=True)
 class _Open:
     start_ns: int
@@ -132,7 +123,8 @@ class StallSampler:
         self._finished: deque[Stall] = deque(maxlen=_STALLS)
         self.stacks = StackTable()
         self._samples: deque[tuple[object, ...]] = deque(maxlen=LIMITS.most_samples)  # STACK_SAMPLES, in nanoseconds
-        self._launches: deque[_Launch] = deque(maxlen=LIMITS.most_launches)
+        # time, thread, event and stack of what launched a step
+        self._launches: deque[tuple[int, int, str, list[RawFrame]]] = deque(maxlen=LIMITS.most_launches)
         self._sampled_ns, self._sampled, self._stands_for = 0, 0, 1
         self._interval_s = self._set_s = 0.0
         self._late_ns, self._is_late = 0, False  # since the last sample that stands for others; the last look
@@ -184,8 +176,8 @@ class StallSampler:
         """Record the stack of the calling thread, which launches a step; another thread reads sources."""
         if self._thread.is_alive():
             stack = outwards(sys._getframe(1))
-            frames = tuple(RawFrame(frame.f_code, frame.f_lasti, frame.f_globals) for frame in stack)
-            self._launches.append(_Launch(self._clock(), threading.get_ident(), event, frames))
+            frames = [RawFrame(frame.f_code, frame.f_lasti, frame.f_globals) for frame in stack]
+            self._launches.append((self._clock(), threading.get_ident(), event, frames))
 
     def on_wake(self) -> None:
         """Sample in another thread that wakes while the sampler is overdue."""
