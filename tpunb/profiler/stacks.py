@@ -172,8 +172,9 @@ def _scope(code: CodeType, names: dict[str, Any], name: str) -> tuple[str, str |
 
 
 def _binds(last: dis.Instruction, stored: dis.Instruction, name: str) -> bool:
-    """Return whether two instructions import a module under a name."""
-    return last.opname == "IMPORT_NAME" and stored.opname.startswith("STORE_") and stored.argval == name
+    """Return whether two instructions import a module under a name: Python 3.13 may store and load in one."""
+    names = stored.argval if isinstance(stored.argval, tuple) else (stored.argval,)
+    return last.opname == "IMPORT_NAME" and stored.opname.startswith("STORE_") and names[0] == name
 
 
 def _origin(file: str, line: int) -> Any:
