@@ -16,9 +16,9 @@ values. The last line is JSON:
     Of ten jobs (`pipelines.KINDS` and `pipelines.SHORT`), in fits of about 20 s: how many end ``sooner`` under
     ``tp.tuning.tuned`` than without, and how many ``later`` by more than 3 %, by the medians of fits in turns.
 ``grain``
-    Of ten pipelines of Grain, see `grain_pipelines`.
+    Of ten pipelines of Grain, see `grain_pipelines`; null without Grain.
 ``loader``
-    Of ten DataLoaders of PyTorch, see `loaders`.
+    Of ten DataLoaders of PyTorch, see `loaders`; null without PyTorch.
 ``pipelines``
     Of twelve small ones, how many were ``rewritten`` and gave the same elements, ``refused`` with a reason,
     ``crashed`` or gave ``different`` ones.
@@ -39,6 +39,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -336,6 +337,10 @@ def _elements(dataset: Any, epochs: int = 2) -> list[Any]:
     return [[tf.nest.map_structure(plain, element) for element in dataset] for _ in range(epochs)]
 
 
+NEEDS = {"grain": "grain", "loader": "torch"}
+"""Packages of the parts that need more than TensorFlow."""
+
+
 def grain_figures(*, quick: bool) -> dict[str, Any]:
     """Return the figures of Grain's pipelines, or of one."""
     import grain_pipelines
@@ -376,7 +381,10 @@ def main() -> None:
             "loader": lambda: loader_figures(quick=quick),
             "pipelines": lambda: small_ones(folder, tries=1 if quick else 2),
         }
-        result = {part: measures[part]() for part in parts}
+        missing = [part for part, package in NEEDS.items() if part in parts and find_spec(package) is None]
+        if missing:
+            print(f"left out, as a package is missing: {', '.join(missing)}")
+        result = {part: None if part in missing else measures[part]() for part in parts}
         if not quick and not chosen.parts:
             late_trial(folder)
     print(json.dumps(result))

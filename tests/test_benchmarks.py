@@ -1,10 +1,14 @@
 """The benchmarks: what they feed both sides is sound, and they run."""
 
-import importlib.util
+import importlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +23,14 @@ from tpunb.io import xplane
 from tpunb.profiler.capture import Schedule
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+README = FOLDER.parent / "README.md"
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
 @pytest.fixture(scope="module")
 def modules():
     """The benchmarks' own modules: xspaces, rivals, loading."""
-    if importlib.util.find_spec("tensorflow") is None:  # whose import would take seconds
+    if find_spec("tensorflow") is None:  # whose import would take seconds
         pytest.skip("no tensorflow: its protobuf classes are the other side")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
@@ -210,17 +215,75 @@ def test_a_report_marks_extrapolation_and_has_every_estimate(overhead, capsys, q
     assert "own estimate none yet" in said
 
 
+NEEDS = {
+    "costmodel.py": ("tensorflow", "jax"),
+    "exactness.py": ("tensorflow", "grain"),
+    "goodput.py": ("tensorflow", "jax", "orbax"),
+    "jobs.py": ("TPUNB_DATA",),
+    "launchers.py": ("torch", "jax"),
+    "loading.py": ("xprof", "jax"),
+    "overhead.py": ("tensorflow", "jax", "torch"),
+    "paper.py": ("tensorflow", "two cores"),
+    "pods.py": ("distributed", "xprof"),
+    "repeatability.py": ("tensorflow", "jax"),
+    "report.py": ("torch", "jax"),
+    "roofline.py": ("tensorflow", "jax"),
+    "slider.py": ("Chromium",),
+    "sweep.py": ("tensorflow",),
+    "torch_ops.py": ("torch", "TPUNB_DATA"),
+    "trainers.py": ("torch", "jax", "flax"),
+    "tuning.py": ("tensorflow",),
+    "verdicts.py": ("tensorflow", "jax", "torch"),
+}
+"""What a script cannot do without even in short: packages, and what is in `FOUND`."""
+
+FOUND = {
+    "TPUNB_DATA": lambda: "TPUNB_DATA" in os.environ,
+    "Chromium": lambda: any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
+    "two cores": lambda: hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1,
+}
+
+
+def is_there(name):
+    return FOUND[name]() if name in FOUND else find_spec(name) is not None
+
+
+@cache
 def quick(name):
-    """Return what a benchmark says in short, and its last line."""
+    """Return what a benchmark says in short, and its last line; skip where something is missing that it needs."""
+    if missing := [each for each in NEEDS.get(name, ()) if not is_there(each)]:
+        pytest.skip(f"{name} needs {', '.join(missing)}")
     done = subprocess.run([sys.executable, FOLDER / name, "--quick"], capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     *said, last = done.stdout.splitlines()
     return "\n".join(said), json.loads(last)
 
 
+def claimed():
+    """Return the scripts that the table of claims in README names."""
+    table = (
+        README.read_text(encoding="utf-8").partition("\n## Claims and how to reproduce them\n")[2].partition("\n## ")[0]
+    )
+    return sorted({*re.findall(r"`python benchmarks/(\w+\.py)`", table)})
+
+
+def test_the_table_of_claims_is_read_whole():
+    named = {*re.findall(r"benchmarks/(\w+\.py)", README.read_text(encoding="utf-8"))}
+    assert {*claimed()} == named
+    assert len(named) >= 19
+    assert named <= {path.name for path in FOLDER.glob("*.py")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", claimed())
+def test_a_script_that_a_claim_names_runs_by_its_quick_form(name):
+    _, last = quick(name)
+    assert isinstance(last, dict)
+    assert last
+
+
 @pytest.mark.slow
 def test_the_quick_overhead_benchmark_ends_in_its_ratios():
-    pytest.importorskip("tensorflow")
     said, last = quick("overhead.py")
     ratios = ["default_100ms", "default_5ms", "short_10s", "continuous_5ms", "ticker_5ms"]
     assert list(last) == [*ratios, "entry_s", "end_s", "gc", "bytes_ratio"]
@@ -233,8 +296,6 @@ def test_the_quick_overhead_benchmark_ends_in_its_ratios():
 
 @pytest.mark.slow
 def test_the_quick_benchmark_ends_in_its_ratios():
-    pytest.importorskip("xprof")
-    pytest.importorskip("jax")
     _, last = quick("loading.py")
     assert list(last) == [
         *("vs_protobuf", "vs_profile_data", "vs_xprof", "vs_chrome"),
@@ -267,7 +328,6 @@ def test_the_quick_truth_benchmark_ends_in_its_figures_and_omissions():
 
 @pytest.mark.slow
 def test_the_quick_repeatability_benchmark_ends_in_its_shares_and_omissions():
-    pytest.importorskip("tensorflow")
     said, last = quick("repeatability.py")
     assert list(last) == ["same", "right", "false_changes", "longest_window_s"]
     assert all(0 <= last[name] <= 1 for name in ("same", "right", "false_changes"))
@@ -301,9 +361,7 @@ def test_the_keys_move_where_most_changes(slider):
 
 
 @pytest.mark.slow
-def test_the_quick_slider_benchmark_ends_in_its_figures_and_omissions(slider):
-    if slider.CHROMIUM is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
+def test_the_quick_slider_benchmark_ends_in_its_figures_and_omissions():
     said, last = quick("slider.py")
     times = ["first_paint_s", "grouped_s"]
     assert list(last) == ["median_ms", "jupyterchart_ms", "blank_frames", "kb_per_move", *times, "notebook_kb"]
@@ -333,8 +391,6 @@ def test_the_quick_goodput_benchmark_ends_in_its_figures_and_omissions():
 
 @pytest.mark.slow
 def test_the_quick_benchmark_of_trainers_ends_in_its_figures_and_omissions():
-    pytest.importorskip("jax")
-    pytest.importorskip("torch")
     said, last = quick("trainers.py")
     assert list(last) == ["steps", "worst_account", "named", "overhead", "pipelined"]
     assert last["steps"] == 1
@@ -348,8 +404,6 @@ def test_the_quick_benchmark_of_trainers_ends_in_its_figures_and_omissions():
 
 @pytest.mark.slow
 def test_the_quick_benchmark_of_reports_ends_in_its_figures_and_omissions():
-    pytest.importorskip("jax")
-    pytest.importorskip("torch")
     said, last = quick("report.py")
     assert list(last) == ["named", "false_alarms", "bytes", "regressions", "equal"]
     assert 0 <= last["named"] <= 1  # this, and the false alarms, by the load of the machine
@@ -364,8 +418,6 @@ def test_the_quick_benchmark_of_reports_ends_in_its_figures_and_omissions():
 
 @pytest.mark.slow
 def test_the_quick_benchmark_of_launchers_ends_in_its_counts_and_omissions():
-    pytest.importorskip("jax")
-    pytest.importorskip("torch")
     said, last = quick("launchers.py")
     counts = ["processes", "steps", "job", "codes"]
     assert list(last) == [*counts, "slow_rank", "false_alarms", "overhead", "overhead_cpu"]
@@ -379,8 +431,6 @@ def test_the_quick_benchmark_of_launchers_ends_in_its_counts_and_omissions():
 
 @pytest.mark.slow
 def test_the_quick_benchmark_of_pods_ends_in_its_figures():
-    pytest.importorskip("distributed")
-    pytest.importorskip("xprof")
     said, last = quick("pods.py")
     assert [*last] == ["cpu_s", "vs_xprof", "peak_mb", "dask_cpu", "dask_wall", "hosts_s"]
     assert all(value > 0 for value in last.values())
@@ -398,7 +448,6 @@ def test_the_quick_benchmark_of_a_long_run_ends_in_its_figures():
 
 @pytest.mark.slow
 def test_the_quick_roofline_benchmark_ends_in_its_figures_and_omissions():
-    pytest.importorskip("tensorflow")
     said, last = quick("roofline.py")
     assert list(last) == ["vs_protobuf", "roofline_s", "flops_error", "bytes_error", "overhead"]
     assert last["flops_error"] <= 1e-3
@@ -418,9 +467,10 @@ def test_the_programs_are_after_different_pages_and_read_their_data_differently(
     monkeypatch.syspath_prepend(str(FOLDER))
     exactness = importlib.import_module("exactness")
     exactness.import_all()
-    has = importlib.util.find_spec
     of_torch = [each for each in exactness.PROGRAMS.values() if "torch" in each.tags]
-    assert len(of_torch) == (0 if not has("torch") else 18 if has("lightning") and has("transformers") else 12)
+    assert len(of_torch) == (
+        0 if not find_spec("torch") else 18 if find_spec("lightning") and find_spec("transformers") else 12
+    )
     assert len({each.operations for each in of_torch}) == len(of_torch)
     programs = [each for each in exactness.PROGRAMS.values() if each not in of_torch]
     assert len(programs) >= 60
@@ -446,8 +496,6 @@ def test_a_difference_of_a_bit_is_named(monkeypatch):
 
 @pytest.mark.slow
 def test_the_quick_exactness_benchmark_ends_in_its_counts_and_omissions():
-    pytest.importorskip("tensorflow")
-    pytest.importorskip("grain")
     said, last = quick("exactness.py")
     assert list(last) == ["resume", "refused_identical", "nnx", "tune", "torch", "cost_1gb", "save_mb", "save_s"]
     assert sum(last["resume"].values()) == 8
@@ -458,14 +506,28 @@ def test_the_quick_exactness_benchmark_ends_in_its_counts_and_omissions():
     assert "left out: actor_critic, " in said
 
 
+@pytest.mark.slow
+def test_the_quick_tuning_benchmark_ends_in_its_ratios_and_omissions():
+    said, last = quick("tuning.py")
+    assert list(last) == ["io", "original", "short", "grain", "loader", "pipelines"]
+    for kind in ("io", "original"):
+        assert list(last[kind]) == ["vs_naive", "vs_autotune", "of_best", "search_s"]
+        assert min(last[kind].values()) > 0
+    assert set(last["short"]) == {"sooner", "later"}
+    for name in ("grain", "loader"):
+        if last[name] is None:  # without its package
+            continue
+        assert last[name]["of"] == 1
+        assert last[name]["changed"] == 0
+    assert last["pipelines"] == {"rewritten": 10, "refused": 2, "crashed": 0, "different": 0}
+    assert "left out: python, cpu, mixed, and the trial late in a run" in said
+
+
 # -- an accelerator beside its host ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_the_quick_paper_benchmark_ends_in_its_figures():
-    pytest.importorskip("tensorflow")
-    if not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("needs two cores, and affinity calls")
     said, last = quick("paper.py")
     assert list(last) == ["idle", "tuned", "equal"]
     assert len(last["idle"]) == 4
@@ -480,8 +542,6 @@ def test_the_quick_paper_benchmark_ends_in_its_figures():
 
 @pytest.mark.slow
 def test_the_quick_benchmark_of_cost_models_ends_in_its_figures_and_omissions():
-    pytest.importorskip("tensorflow")
-    pytest.importorskip("jax")
     said, last = quick("costmodel.py")
     assert list(last) == ["vs_protobuf", "fit_s", "rank_s", "memory", "tau", "ceiling", "top3"]
     assert last["vs_protobuf"] > 0

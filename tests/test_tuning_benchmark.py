@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from optional import lazy
-from warm_python import warm_python
 
 from tpunb.tuning.parameters import Kind, Parameter
 
@@ -145,22 +142,3 @@ class Closable(list):
 
     def __iter__(self):
         return (batch for batch in [*super().__iter__()])
-
-
-@pytest.mark.slow
-def test_the_quick_tuning_benchmark_ends_in_its_ratios_and_omissions():
-    done = subprocess.run(
-        [*warm_python(), FOLDER / "tuning.py", "--quick"], capture_output=True, text=True, timeout=1800
-    )
-    assert done.returncode == 0, done.stderr
-    said, last = done.stdout, json.loads(done.stdout.splitlines()[-1])
-    assert list(last) == ["io", "original", "short", "grain", "loader", "pipelines"]
-    for kind in ("io", "original"):
-        assert list(last[kind]) == ["vs_naive", "vs_autotune", "of_best", "search_s"]
-        assert min(last[kind].values()) > 0
-    assert set(last["short"]) == {"sooner", "later"}
-    for name in ("grain", "loader"):
-        assert last[name]["of"] == 1
-        assert last[name]["changed"] == 0
-    assert last["pipelines"] == {"rewritten": 10, "refused": 2, "crashed": 0, "different": 0}
-    assert "left out: python, cpu, mixed, and the trial late in a run" in said
