@@ -45,11 +45,11 @@ def train():
 """The beginning of a program that trains with PyTorch."""
 
 
-def ended(program, *arguments, options=(), variables=None, command=(), timeout=300, cwd=None):
-    """Run a program to its end, which it must reach by itself."""
+def ended(program, *arguments, python=(sys.executable,), options=(), variables=None, command=(), timeout=300, cwd=None):
+    """Run a program to its end, which it must reach by itself; a warm `python` has no options."""
     paths = [str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(variables or {})}
-    line = [*command, sys.executable, *options, "-c", program, *map(str, arguments)]
+    line = [*command, *python, *options, "-c", program, *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, timeout=timeout, env=environment, cwd=cwd)
 
 

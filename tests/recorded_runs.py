@@ -3,9 +3,7 @@
 import subprocess
 
 from once import made
-from warm_python import NOTEBOOK, warm_python
-
-JAX = (*NOTEBOOK, "jax")
+from warm_python import JAX, warm_python
 
 LOOPS_OF_JAX = """
 import json, sys, time

@@ -7,8 +7,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
-from recorded_runs import JAX
-from warm_python import TENSORFLOW, warm_python
+from warm_python import JAX, TENSORFLOW, warm_python
 
 import tpunb as tp
 from tpunb.profiler import session

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import resumed_loops
 from optional import lazy
-from recorded_runs import JAX
 from resumed_loops import BATCHES, DATA, EVERY, leaves, train
 from stand_in import StandIn
-from warm_python import warm_python
+from warm_python import JAX, warm_python
 
 import tpunb as tp
 from tpunb.checkpoint import checkpointing, checkpoints, restore

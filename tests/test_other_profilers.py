@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 from capture_loops import steps_of, wait_more
 from profiler_server import address_of_tensorflow
-from recorded_runs import JAX
 from stand_in import StandIn
-from warm_python import warm_python
+from warm_python import JAX, warm_python
 
 import tpunb as tp
 from tpunb.errors import TpunbError

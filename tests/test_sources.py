@@ -9,8 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 from optional import lazy
-from recorded_runs import JAX
-from warm_python import warm_python
+from warm_python import JAX, warm_python
 
 from tpunb.errors import MissingExtra, TpunbError
 from tpunb.frames.hardware import this_cpu

@@ -23,6 +23,8 @@ from types import ModuleType
 
 NOTEBOOK = ("altair", "anywidget", "hdbscan", "ipykernel.kernelapp", "ipywidgets", "numba", "polars", "sklearn.cluster")
 TENSORFLOW = (*NOTEBOOK, "tensorflow")
+JAX = (*NOTEBOOK, "jax")
+TORCH = ("polars", "torch")
 """Modules that can be imported before a fork: they start no thread that is needed after it."""
 
 

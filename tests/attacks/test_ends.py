@@ -9,6 +9,8 @@ import polars as pl
 import pytest
 from attacked_programs import TORCH, ended, facts
 from stand_in import StandIn
+from warm_python import TORCH as TORCH_MODULES
+from warm_python import warm_python
 
 import tpunb as tp
 from tpunb import signals
@@ -131,7 +133,7 @@ time.sleep(60)
 @pytest.mark.parametrize("after_s", [0, 0.05, 0.2, 1])
 def test_a_training_killed_as_its_capture_ends_has_all_steps(tmp_path, after_s):
     pytest.importorskip("torch")
-    seen = ended(f"import time\n{TORCH}\n{KILLED}", tmp_path / "run", after_s)
+    seen = ended(f"import time\n{TORCH}\n{KILLED}", tmp_path / "run", after_s, python=warm_python(TORCH_MODULES))
     assert seen.returncode == -9, seen.stderr
     profile = tp.load(tmp_path / "run")
     kinds = profile.stored.frame["kind"].value_counts()

@@ -1,9 +1,12 @@
 """A process ends as its program does, whatever it did with the block of a capture."""
 
 import signal
+import sys
 
 import pytest
 from attacked_programs import STAND_IN, TORCH, ended, facts
+from warm_python import TORCH as TORCH_MODULES
+from warm_python import warm_python
 
 import tpunb as tp
 
@@ -54,8 +57,9 @@ def test_a_block_left_open_ends_with_the_program(tmp_path, program, code):
 @pytest.mark.parametrize("end", ["", "raise KeyError('mine')"])
 def test_a_training_of_pytorch_ends_whose_capture_was_left_open(tmp_path, end):
     pytest.importorskip("torch")
+    python = warm_python(TORCH_MODULES) if end else [sys.executable]
     program = f"{TORCH}\ncontext = tp.capture(folder); context.__enter__(); train()\nprint('trained')\n{end}"
-    seen = ended(program, tmp_path / "run")
+    seen = ended(program, tmp_path / "run", python=python)
     assert (seen.returncode, seen.stdout) == (bool(end), "trained\n")
     assert "tpunb" not in seen.stderr
     assert facts(tmp_path / "run")["state"] == "left open"

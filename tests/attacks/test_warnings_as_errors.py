@@ -1,7 +1,10 @@
 """A warning never ends a training, where the program or its tests make errors of warnings."""
 
+import sys
+
 import pytest
 from attacked_programs import STAND_IN, ended, facts
+from warm_python import JAX, TENSORFLOW, TORCH, warm_python
 
 import tpunb as tp
 
@@ -62,12 +65,18 @@ MAKE_ERRORS = {
 
 
 @pytest.mark.parametrize(("options", "prepares"), MAKE_ERRORS.values(), ids=MAKE_ERRORS)
-@pytest.mark.parametrize("misuse", MISUSES.values(), ids=MISUSES)
-def test_what_cannot_be_saved_is_said_and_the_training_ends_as_without(tmp_path, options, prepares, misuse):
+def test_what_cannot_be_saved_is_said_and_the_training_ends_as_without(tmp_path, options, prepares):
     pytest.importorskip("torch")
-    seen = ended(f"{LOOP}\n{prepares}\n{misuse}\nprint(steps)", tmp_path / "saved", options=options)
-    assert (seen.returncode, seen.stdout) == (0, "16\n")
-    assert "tpunb: " in seen.stderr
+    program = f"{LOOP}\n{prepares}\n"
+    for misuse, code in MISUSES.items():
+        begins = f"folder, steps = sys.argv[1] + {misuse!r}, 0\nprint('misuse: {misuse}', file=sys.stderr)"
+        program += f"{begins}\n{code}\nprint(steps)\n"
+    python = [sys.executable] if options else warm_python(TORCH)
+    seen = ended(program, tmp_path / "saved ", python=python, options=options)
+    assert (seen.returncode, seen.stdout) == (0, "16\n" * len(MISUSES)), seen.stderr
+    _, *told = seen.stderr.split("misuse: ")
+    assert len(told) == len(MISUSES)
+    assert [text for text in told if "tpunb: " not in text] == []
     assert "Traceback" not in seen.stderr
 
 
@@ -116,7 +125,8 @@ def test_a_training_is_captured_saved_and_resumed_where_libraries_warn(tmp_path,
     program = TRAININGS[framework].replace("import tpunb as tp\n", "import tpunb as tp, warnings\n", 1)
     # from here on, since importing some versions of the frameworks warns
     program = program.replace("folder = sys.argv[1]\n", "folder = sys.argv[1]\nwarnings.simplefilter('error')\n", 1)
-    seen = ended(program, tmp_path, variables={"TF_CPP_MIN_LOG_LEVEL": "3"})
+    modules = {"torch": TORCH, "jax": JAX, "keras": TENSORFLOW}[framework]
+    seen = ended(program, tmp_path, python=warm_python(modules), variables={"TF_CPP_MIN_LOG_LEVEL": "3"})
     assert seen.returncode == 0, seen.stderr
     assert "resumed exactly" in seen.stdout
     assert "Traceback" not in seen.stderr
