@@ -1,10 +1,11 @@
 """Record programs with what is true of them into the corpus that ``tests/test_corpus.py`` judges again.
 
 ``python benchmarks/record_corpus.py [--programs NAME,...] [--folder tests/corpus]``: each program of `programs.wastes`,
-with its waste and without, of `programs.trainers`, with each waste and none, of `programs.signs`, and of public pages,
-in a process of its own, one after the other: nothing else should run on the machine. An entry is a zip file
-with the run folder and ``truth.json``; ``tests/judged_runs.py`` documents its keys. Programs whose packages are missing
-are left out. The last line is one JSON object with the number of entries recorded and their bytes.
+with its waste and without, of `programs.trainers`, with each waste and none, of `programs.evaluated`, of
+`programs.signs`, and of public pages, in a process of its own, one after the other: nothing else should run on the
+machine. An entry is a zip file with the run folder and ``truth.json``; ``tests/judged_runs.py`` documents its keys.
+Programs whose packages are missing are left out. The last line is one JSON object with the number of entries recorded
+and their bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from verdicts import warm_up
 
 import tpunb as tp
 from programs import PROGRAMS as PAGES
-from programs import Loop, Script, Steps, Training, signs, wastes
+from programs import Loop, Script, Steps, Training, evaluated, signs, wastes
 
 CORPUS = Path(__file__).parents[1] / "tests" / "corpus"
 STEPS = 100  # of a trainer
@@ -113,6 +114,16 @@ def sign(name: str, train: Callable[[], dict[str, Any]]) -> Program:
     return lambda folder, run: train()
 
 
+def evaluates(train: Callable[[Path], dict[str, int]]) -> Program:
+    """Return a program of `programs.evaluated`."""
+
+    def captured(folder: Path, run: Any) -> dict[str, Any]:
+        counts = train(folder)
+        return {"steps": counts["train"], "evaluations": counts["eval"]}
+
+    return captured
+
+
 def page(name: str) -> Program:
     """Return a program of a public page."""
 
@@ -167,6 +178,9 @@ def programs() -> dict[str, Callable[[], Program]]:
                 found[f"trainer_{name}_{waste}"] = partial(trainer, name, waste)
     for name, of_signs in signs.PROGRAMS.items():
         found[f"signs_{name}"] = partial(sign, name, of_signs)
+    for name, each in evaluated.PROGRAMS.items():
+        if importlib.util.find_spec(each.package):
+            found[f"evaluated_{name}"] = partial(evaluates, each.train)
     return found | {f"page_{name}": partial(page, name) for name in PAGES}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
-from programs import Script, labels, program, tokens
+from programs import Script, labels, program, quiet, tokens
 from programs.torch_pages import classes, pictures, rows
 
 Step = Callable[[float], None]
@@ -22,10 +21,7 @@ if HAS_TRAINERS := bool(find_spec("transformers") and find_spec("lightning")):
     import lightning
     import transformers
     from lightning.pytorch.callbacks import EarlyStopping
-    from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
-
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    from transformers import EarlyStoppingCallback, TrainerCallback
 
 
 def hugging_face(folder: Path, step: Step, model: Any, data: Any, held: Any = None, **more: Any) -> list[Any]:
@@ -38,9 +34,8 @@ def hugging_face(folder: Path, step: Step, model: Any, data: Any, held: Any = No
             step(float("nan"))
 
     callbacks = more.pop("callbacks", [])
-    options = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "logging_steps": 3} | more
-    args = TrainingArguments(str(folder / "output"), per_device_train_batch_size=8, **options)
-    trainer = Trainer(model, args, train_dataset=data, eval_dataset=held, callbacks=[*callbacks, Steps()])
+    options = {"per_device_train_batch_size": 8, "logging_steps": 3} | more
+    trainer = quiet.hugging_face(folder, model, data, held, callbacks=[*callbacks, Steps()], **options)
     trainer.train()
     logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return [model, trainer.optimizer, trainer.lr_scheduler, torch.tensor(logged)]
@@ -62,9 +57,7 @@ def fitted(folder: Path, step: Step, model: Any, *data: Any, callbacks: tuple[An
                 step(float("nan"))
             self.taken = trainer.global_step
 
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    options = {"enable_checkpointing": False, "default_root_dir": folder, **quiet, **more}
-    trainer = lightning.Trainer(callbacks=[*callbacks, Steps()], **options)
+    trainer = quiet.lightning(folder, callbacks=[*callbacks, Steps()], **more)
     trainer.fit(model, *data)
     return [model, *trainer.optimizers, *(each.scheduler for each in trainer.lr_scheduler_configs)]
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import polars as pl
@@ -24,13 +25,16 @@ RUNS = {name: lambda name=name: tp.phases(SAMPLES / name) for name in RECORDED} 
     "clock only": lambda: tp.phases(toy_steps("aaabbb", traced="ffnffp")),
     "many phases": lambda: tp.phases(toy_steps("abcdefghijklmnopqrstuvwxyz" * 3), lambda steps: [*range(26)] * 3),
 }
-made = {}
 
 
+@cache
 def phases_of(name):
-    if name not in made:
-        made[name] = RUNS[name]()
-    return made[name]
+    return RUNS[name]()
+
+
+@cache
+def report_of(name):
+    return tp.report(phases_of(name))
 
 
 def figures(value):
@@ -47,7 +51,7 @@ def figures(value):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_json_is_of_the_schema_in_4_kb(name):
-    report = tp.report(phases_of(name))
+    report = report_of(name)
     text = report.to_json()
     assert json.loads(text) == report.content
     assert len(text.encode()) <= 4000
@@ -56,7 +60,7 @@ def test_the_json_is_of_the_schema_in_4_kb(name):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_figure_has_a_unit_or_a_base_and_its_evidence(name):
-    report = tp.report(phases_of(name))
+    report = report_of(name)
     found = [*figures(report.content)]
     assert found
     for figure in found:
@@ -67,7 +71,7 @@ def test_every_figure_has_a_unit_or_a_base_and_its_evidence(name):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_summary_and_report_agree(name):
-    report, summary = tp.report(phases_of(name)), tp.summary(phases_of(name))
+    report, summary = report_of(name), tp.summary(phases_of(name))
     shown = repr(summary)
     if report.content["run time"] is None:
         assert summary.goodput is None
@@ -98,7 +102,7 @@ def test_entries_beyond_4_kb_that_concern_least_are_counted():
 
 def test_evidence_is_the_frame_behind_a_figure():
     phases = phases_of("keras_cnn")
-    report = tp.report(phases)
+    report = report_of("keras_cnn")
     assert report.evidence("phases").equals(phases.frame)
     assert report.evidence("accounts").equals(tp.goodput(phases).frame)
     with pytest.raises(ValueError, match="must be one of phases, actions, operations, accounts"):
@@ -106,7 +110,7 @@ def test_evidence_is_the_frame_behind_a_figure():
 
 
 def test_markdown_and_text_have_the_same_lines():
-    report = tp.report(phases_of("keras_cnn"))
+    report = report_of("keras_cnn")
     shown = report.to_markdown().replace("**", "").replace("- ", "  ").splitlines()
     assert shown == str(report).splitlines()  # none of its names is markup
     assert report._repr_markdown_() == report.to_markdown()
@@ -123,7 +127,7 @@ def test_names_of_the_program_are_plain_text():
 
 
 def test_goodput_below_a_share():
-    report = tp.report(phases_of("keras_cnn"))
+    report = report_of("keras_cnn")
     assert report.is_below(0.3) == (False, "goodput 35.6 % of run time is not below 30 %")
     assert report.is_below(0.8) == (True, "goodput 35.6 % of run time is below 80 %")
     assert tp.report(toy_steps("aab")).is_below(0.5)[0] is None

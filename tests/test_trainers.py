@@ -7,7 +7,7 @@ from collections import Counter
 from importlib.util import find_spec
 
 import pytest
-from trainer_runs import BENCHMARKS, found, maxtext_command
+from trainer_runs import ROOT, found, maxtext_command
 
 import tpunb as tp
 
@@ -60,16 +60,22 @@ def check(run, name, rule):
 
 
 def test_loops_of_jax_alone(runs):
-    runs("jax", "jax", "jax", *[f"plain_jax {place}" for place in WASTES])
+    runs("jax", "jax", "jax_loop", "plain_jax save")
 
 
 def test_loops_of_nnx_on_batches_of_grain(runs):
-    runs("nnx", "flax", "nnx", *[f"nnx_grain {place}" for place in ("data", "hook")])
+    runs("nnx", "flax", "nnx_loop")
 
 
 def test_loops_of_pytorch_with_and_without_workers(runs):
-    kinds = ["torch", "torch workers", "torch accumulated"]
-    runs("torch", "torch", *kinds, *[f"plain_torch {place}" for place in WASTES], "torch_workers data")
+    runs("torch", "torch", "torch_loop", "torch_workers", "torch_accumulated", "torch_workers data")
+
+
+@pytest.mark.slow
+def test_wastes_in_loops_which_the_corpus_has_recorded_too(runs):
+    runs("jax", "jax", *[f"plain_jax {place}" for place in WASTES])
+    runs("nnx", "flax", *[f"nnx_grain {place}" for place in ("data", "hook")])
+    runs("torch", "torch", *[f"plain_torch {place}" for place in WASTES])
 
 
 AHEAD = """
@@ -96,7 +102,7 @@ with tp.capture(sys.argv[1], schedule=tp.Schedule.continuous(window=1.0)) as run
 
 def test_steps_that_a_loop_launches_at_once_are_traced_one_after_the_other_where_they_ran(tmp_path):
     pytest.importorskip("jax")
-    package = os.pathsep.join([str(BENCHMARKS.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    package = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": package}
     command = [sys.executable, "-c", AHEAD, tmp_path / "run"]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600)
@@ -113,17 +119,17 @@ def test_steps_that_a_loop_launches_at_once_are_traced_one_after_the_other_where
 
 @pytest.mark.slow
 def test_fits_of_keras_on_jax(runs):
-    runs("keras", "keras", "keras", *[f"keras_jax {place}" for place in WASTES], KERAS_BACKEND="jax")
+    runs("keras", "keras", "keras_fit", *[f"keras_jax {place}" for place in WASTES], KERAS_BACKEND="jax")
 
 
 @pytest.mark.slow
 def test_the_trainer_of_hugging_face(runs):
-    runs("torch", "transformers", "hugging face", *[f"hugging_face {place}" for place in WASTES])
+    runs("torch", "transformers", "hugging_face", *[f"hugging_face {place}" for place in WASTES])
 
 
 @pytest.mark.slow
 def test_the_trainer_of_lightning(runs):
-    runs("torch", "lightning", "lightning", *[f"lightning_fit {place}" for place in WASTES])
+    runs("torch", "lightning", "lightning_fit", *[f"lightning_fit {place}" for place in WASTES])
 
 
 @pytest.mark.slow

@@ -2,10 +2,14 @@
 
 import os
 import random
+import tempfile
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 from optional import lazy
+
+from programs import quiet
 
 torch = lazy("torch")
 
@@ -251,9 +255,6 @@ FAIL = {
 
 def of_hugging_face():
     """Train with the Trainer of Transformers, with gradients of two batches and an evaluation within each epoch."""
-    import tempfile
-
-    from transformers import Trainer, TrainingArguments
 
     class Model(torch.nn.Module):
         def __init__(self, layers):
@@ -267,21 +268,9 @@ def of_hugging_face():
     training = Training()
     data = dataset(lambda data, at, x: {"x": x, "labels": x.sum()})
     with tempfile.TemporaryDirectory() as folder:
-        options = TrainingArguments(
-            folder,
-            per_device_train_batch_size=2,
-            gradient_accumulation_steps=2,
-            num_train_epochs=2,
-            eval_strategy="steps",
-            eval_steps=7,
-            logging_steps=1,
-            save_strategy="no",
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
-        trainer = Trainer(Model(training.model), options, train_dataset=data, eval_dataset=data)
+        more = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "num_train_epochs": 2}
+        more |= {"eval_strategy": "steps", "eval_steps": 7, "logging_steps": 1}
+        trainer = quiet.hugging_face(Path(folder), Model(training.model), data, data, **more)
         trainer.train()
     numbers = ("loss", "eval_loss", "grad_norm")
     training.seen += [entry[name] for entry in trainer.state.log_history for name in numbers if name in entry]
@@ -310,9 +299,8 @@ def of_lightning():
         def configure_optimizers(self):
             return torch.optim.Adam(self.parameters(), lr=0.05)
 
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=3, enable_model_summary=False, **quiet)
-    trainer.fit(Module(), loader(shuffle=True), loader())
+    with tempfile.TemporaryDirectory() as folder:
+        quiet.lightning(Path(folder), devices=1, max_epochs=3).fit(Module(), loader(shuffle=True), loader())
     return training.result()
 
 

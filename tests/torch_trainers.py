@@ -16,6 +16,7 @@ import torch
 from torch_resumed_loops import digest, forked
 
 import tpunb as tp
+from programs import quiet
 
 ITEMS, BATCH = 44, 4
 
@@ -54,7 +55,6 @@ def net():
 
 def hugging_face(folder, noise=0.0, stream=False, **more):
     """Train by Hugging Face's Trainer; return a digest of the weights, the logs and the loss."""
-    from transformers import Trainer, TrainingArguments
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -66,12 +66,9 @@ def hugging_face(folder, noise=0.0, stream=False, **more):
             return {"loss": ((guess - labels) ** 2).mean(), "logits": guess}
 
     torch.manual_seed(0)
-    quiet = {"report_to": [], "save_strategy": "no", "use_cpu": True, "disable_tqdm": True, "logging_steps": 4}
-    options = {"per_device_train_batch_size": BATCH, "num_train_epochs": 2, **quiet, **more}
+    options = {"per_device_train_batch_size": BATCH, "num_train_epochs": 2, "logging_steps": 4, **more}
     data = Stream(named=True) if stream else Rows(noise, named=True)
-    trainer = Trainer(
-        Model(), TrainingArguments(str(folder), **options), train_dataset=data, eval_dataset=Rows(named=True)
-    )
+    trainer = quiet.hugging_face(folder, Model(), data, Rows(named=True), **options)
     result = trainer.train()
     timed = ("runtime", "per_second", "flos")
     logs = [
@@ -109,16 +106,12 @@ def lightning(folder, noise=0.0, stream=False, validation=False, workers=0, pers
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "loss_epoch"}}
 
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     pl.seed_everything(3, verbose=False)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    options = {"max_epochs": 2, "enable_checkpointing": False, "default_root_dir": folder, **quiet, **more}
     data = Stream() if stream else Rows(noise)
     loader = torch.utils.data.DataLoader(
         data, BATCH, shuffle=not stream, num_workers=workers, persistent_workers=persistent
     )
-    model, trainer = Model(), pl.Trainer(**options)
+    model, trainer = Model(), quiet.lightning(folder, **{"max_epochs": 2, **more})
     trainer.fit(model, loader, torch.utils.data.DataLoader(Rows(), 11) if validation else None)
     logged = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
     schedules = [each.scheduler for each in trainer.lr_scheduler_configs]

@@ -11,8 +11,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback
 
+from programs import quiet
 from programs.trainers import Truth, plain_torch, reduced, truth_of, work
 
 BATCH = plain_torch.BATCH
@@ -69,21 +70,13 @@ class MeasuredTrainer(Trainer):
 def main(arguments: Sequence[str]) -> None:
     """Train, and write the truth."""
     truth = truth_of(arguments)
-    options = TrainingArguments(
-        str(truth.folder / "checkpoints"),
-        per_device_train_batch_size=BATCH,
-        num_train_epochs=1,
-        learning_rate=1e-4,
-        save_strategy="steps" if truth.waste == "save" else "no",
-        save_steps=truth.save_every,
-        logging_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
+    options: dict[str, Any] = {"per_device_train_batch_size": BATCH, "num_train_epochs": 1, "learning_rate": 1e-4}
+    options |= {"save_strategy": "steps" if truth.waste == "save" else "no", "save_steps": truth.save_every}
     torch.set_num_threads(1)
-    trainer = MeasuredTrainer(Model(), options, train_dataset=Rows(truth, in_thread=True), callbacks=[Hooks(truth)])
+    data, hooks = Rows(truth, in_thread=True), [Hooks(truth)]
+    trainer = quiet.hugging_face(
+        truth.folder, Model(), data, callbacks=hooks, kind=MeasuredTrainer, logging_strategy="no", **options
+    )
     trainer.truth = truth
     with truth.training():
         trainer.train()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import warnings
 from collections.abc import Sequence
@@ -16,9 +15,9 @@ import lightning
 import torch
 from torch.utils.data import DataLoader
 
+from programs import quiet
 from programs.trainers import Truth, plain_torch, reduced, truth_of, work
 
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", module="lightning")
 
 
@@ -63,17 +62,7 @@ def main(arguments: Sequence[str]) -> None:
     """Train, and write the truth."""
     truth = truth_of(arguments)
     torch.set_num_threads(1)
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=truth.folder,
-        callbacks=[Hooks(truth)],
-    )
+    trainer = quiet.lightning(truth.folder, devices=1, max_epochs=1, callbacks=[Hooks(truth)])
     data = DataLoader(plain_torch.Rows(truth, in_thread=True), batch_size=plain_torch.BATCH)
     with truth.training():
         trainer.fit(Model(), data)
