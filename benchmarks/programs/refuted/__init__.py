@@ -1,0 +1,131 @@
+"""Trainings on which tpunb was wrong once, and trainings of the same kinds, with what is true of them.
+
+A program is a function of a `Clock`, with which it counts its steps and measures where its time goes; the clock knows
+nothing of tpunb. No program marks its steps. What a program wastes stands in one function or block of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+Train = Callable[["Clock"], None]
+LEAST_CAUSE = 0.1  # share of run time from which a waste has to be named: what takes less is not in the first sentence
+MOST_HEALTHY = 0.05  # share of run time up to which a program with a waste is healthy
+
+
+class Clock:
+    """Counts and measures what a program does.
+
+    Attributes
+    ----------
+    steps
+        Training steps; None if a step is not defined.
+    evaluations
+        Batches that are evaluated.
+    seconds
+        Time by account.
+    wasted_s
+        Time that is wasted on purpose.
+    """
+
+    def __init__(self) -> None:
+        self.steps: int | None = 0
+        self.evaluations: int | None = 0
+        self.seconds: dict[str, float] = {}
+        self.wasted_s = 0.0
+        self._begin_s = time.perf_counter()
+
+    @property
+    def wall_s(self) -> float:
+        """Time since the clock was made."""
+        return time.perf_counter() - self._begin_s
+
+    @contextmanager
+    def account(self, name: str) -> Iterator[None]:
+        """Measure a block as time of an account."""
+        begin_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin_s
+
+    @contextmanager
+    def waste(self) -> Iterator[None]:
+        """Measure a block that is wasted."""
+        begin_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.wasted_s += time.perf_counter() - begin_s
+
+    def waited_for(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield batches, and count the time until each is there as wasted."""
+        iterator = iter(batches)
+        while True:
+            with self.waste():
+                batch = next(iterator, self)
+            if batch is self:
+                return
+            yield batch
+
+
+class Program(NamedTuple):
+    """A program, and what is known of it before it runs."""
+
+    train: Train
+    accounts: tuple[str, ...] = ()  # that its waste may belong to; empty if it may be anywhere
+    words: str = ""  # a regular expression for the cause of its waste; empty without one
+    healthy: bool | None = None  # None if nothing is known of wastes
+
+    def run(self) -> dict[str, Any]:
+        """Train; return what is true of it, by the keys of ``tests/judged_runs.py``."""
+        clock = Clock()
+        self.train(clock)
+        wasted = clock.wasted_s / clock.wall_s
+        cause = {"accounts": list(self.accounts), "words": self.words} if wasted >= LEAST_CAUSE else None
+        return {
+            "steps": clock.steps,
+            "evaluations": clock.evaluations,
+            "accounts": {account: round(seconds, 3) for account, seconds in clock.seconds.items()},
+            "cause": cause,
+            "wasted_s": clock.wasted_s if cause else None,
+            "healthy": wasted < MOST_HEALTHY if self.words else self.healthy,
+        }
+
+
+PROGRAMS: dict[str, Program] = {}
+
+
+def counted(train: Train) -> Train:
+    """Register a program of which only its counts, and the accounts that it measures, are known."""
+    PROGRAMS[train.__name__] = Program(train)
+    return train
+
+
+def healthy(train: Train) -> Train:
+    """Register a program that wastes nothing."""
+    PROGRAMS[train.__name__] = Program(train, healthy=True)
+    return train
+
+
+def wasteful(*accounts: str, words: str) -> Callable[[Train], Train]:
+    """Register a program that wastes time: in one of these accounts, with words for the cause."""
+
+    def register(train: Train) -> Train:
+        PROGRAMS[train.__name__] = Program(train, accounts, words)
+        return train
+
+    return register
+
+
+def drawn(losses: list[float], until_s: float) -> str:
+    """Draw a curve again and again for some seconds."""
+    image, begin_s = io.StringIO(), time.perf_counter()
+    while time.perf_counter() - begin_s < until_s:
+        points = " ".join(f"{number},{100 * loss:.3f}" for number, loss in enumerate(losses))
+        image.write(f'<polyline points="{points}"/>')
+    return image.getvalue()
