@@ -778,7 +778,7 @@ def advise_phases(phases: Phases, roof: Roofline | None = None, idle: pl.DataFra
     if roof is not None:
         headroom = roof.frame.select(name="what", bound="bound", headroom=pl.col("headroom_ps") / pl.col("self_ps"))
         metrics, rules = metrics.join(headroom, on="name", how="left", maintain_order="left"), [*rules, *HEADROOM_RULES]
-    run_ps = float(phases.frame["dur_ps"].sum())
+    run_ps = float(phases.aggregates["dur_ps"].sum())
     rows = _applied(rules, metrics, run_ps, "step time")
     of_pytorch = traits(phases.steps)["framework"] in ("PyTorch", None)
     of_pytorch &= bool(distinct_ops(phases.steps)["category"].cast(pl.String).is_in([*KINDS]).any())
@@ -796,9 +796,15 @@ def advise_phases(phases: Phases, roof: Roofline | None = None, idle: pl.DataFra
 
 def _applied(rules: Sequence[Rule], metrics: pl.DataFrame, run_ps: float, base: str) -> pl.DataFrame:
     rows, whole = [], f"{duration(run_ps)} {base}"
+    applies = metrics.select(
+        (rule.when & pl.all_horizontal(pl.col(rule.needs).is_not_null())).alias(str(number))
+        for number, rule in enumerate(rules)
+    )
     for number, rule in enumerate(rules):
-        applies = rule.when & pl.all_horizontal(pl.col(rule.needs).is_not_null())
-        applied = metrics.with_columns(saves_ps=rule.saves.clip(0, 1) * pl.col("typical_ps")).filter(applies)
+        if not applies[str(number)].any():
+            continue
+        applied = metrics.with_columns(saves_ps=rule.saves.clip(0, 1) * pl.col("typical_ps"))
+        applied = applied.filter(applies[str(number)])
         applied = applied.with_columns(saved=pl.col("saves_ps") / max(run_ps, 1))
         for row in applied.filter((pl.col("saved") >= _LEAST_SAVING).fill_null(True)).iter_rows(named=True):
             saves_ps = None if row["saves_ps"] is None else round(row["saves_ps"])

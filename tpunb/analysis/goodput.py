@@ -21,6 +21,7 @@ from tpunb.analysis.barriers import aligned
 from tpunb.analysis.run import Run, loaded, phases
 from tpunb.errors import NoSteps, wrong_type
 from tpunb.frames import Phases, Profile, Steps
+from tpunb.frames.cache import memoised
 from tpunb.frames.steps import NO_STEPS, WallClock
 from tpunb.step_stats.reduce import from_rules
 from tpunb.text import cut, duration, percent, plain, plural
@@ -201,7 +202,13 @@ def goodput(run: Run) -> Goodput:
     >>> rows.select("account", "phase", "time_ps").rows()[:2]
     [('productive', 1, 3000000000), ('productive', 0, 1500000000)]
     """
-    return of_stretches(stretches(loaded(run, "goodput")))
+    run = loaded(run, "goodput")
+    return of_stretches(stretches(run)) if isinstance(run, Profile) else _of_phases(phases(run))
+
+
+@memoised
+def _of_phases(run: Phases) -> Goodput:
+    return of_stretches(stretches(run))
 
 
 class Stretches(NamedTuple):

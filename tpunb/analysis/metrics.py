@@ -118,7 +118,7 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
     frequency = ((pl.col(work) > 0).mean().alias(f"{work}_frequency") for work in _RARE)
     means = shares.group_by("phase").agg(*(share(name) for name in _SHARES), *frequency, *_MEANS, step_ps=dur.mean())
     compiled = firsts.group_by("phase").agg(pl.col("compiled_ps").sum().cast(pl.Float64))
-    rows = phases.frame.select("phase", "name", "steps", "full", "kinds", "dur_ps", share=dur / dur.sum().clip(1))
+    rows = phases.aggregates.select("phase", "name", "steps", "full", "kinds", "dur_ps", share=dur / dur.sum().clip(1))
     rows = rows.join(means, on="phase", how="left", maintain_order="left").with_columns(
         waits=pl.sum_horizontal("infeed", "outfeed", "transfer", "collective", "copies"),
         typical_ps=pl.min_horizontal(pl.col("step_ps") * pl.col("steps"), pl.col("dur_ps").cast(pl.Float64)),
