@@ -1,8 +1,8 @@
 """Record programs with what is true of them into the corpus that ``tests/test_corpus.py`` judges again.
 
 ``python benchmarks/record_corpus.py [--programs NAME,...] [--folder tests/corpus]``: each program of `programs.wastes`,
-with its waste and without, of `programs.trainers`, with each waste and none, of `programs.evaluated`, of
-`programs.signs`, and of public pages, in a process of its own, one after the other: nothing else should run on the
+with its waste and without, of `programs.trainers`, with each waste and none, of `programs.signs` and
+`programs.refuted`, and of public pages, in a process of its own, one after the other: nothing else should run on the
 machine. An entry is a zip file with the run folder and ``truth.json``; ``tests/judged_runs.py`` documents its keys.
 Programs whose packages are missing are left out. The last line is one JSON object with the number of entries recorded
 and their bytes.
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ from verdicts import warm_up
 
 import tpunb as tp
 from programs import PROGRAMS as PAGES
-from programs import Loop, Script, Steps, Training, evaluated, signs, wastes
+from programs import Loop, Script, Steps, Training, evaluated, refuted, signs, wastes
+from programs.refuted import jax_loops, keras_fits, torch_loops  # noqa: F401  they register their programs
 
 CORPUS = Path(__file__).parents[1] / "tests" / "corpus"
 STEPS = 100  # of a trainer
@@ -160,28 +161,59 @@ def _fit(program: Training) -> int:
     return len(ends)
 
 
-def programs() -> dict[str, Callable[[], Program]]:
-    """Return by the names of their entries what makes the programs of the corpus."""
+def refuted_program(name: str) -> Program:
+    """Return a program of `programs.refuted`."""
+    framework = name.partition("_")[0]
+    warm_up(framework)
+    if framework in ("keras", "tensorflow"):  # what Keras imports when it trains first
+        model, rows = keras_fits.network(1, 8), keras_fits.examples(1, 8)
+        model.fit(rows, rows, verbose=0)
+    return lambda folder, run: refuted.PROGRAMS[name].run()
+
+
+def _wastes() -> Iterator[tuple[str, Callable[[], Program]]]:
     for module in ("jax_loops", "keras_fits", "torch_loops"):
         importlib.import_module(f"programs.wastes.{module}")
-    for module in ("jax_docs", "keras_io", "nnx_pages", "tensorflow_org", "torch_pages", "torch_trainers", "tutorials"):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(f"programs.{module}")
-    found: dict[str, Callable[[], Program]] = {}
     for name, each in wastes.PROGRAMS.items():
-        found[name] = partial(wasteful, name, repaired=False)
+        yield name, partial(wasteful, name, repaired=False)
         if each.words:
-            found[f"{name}_repaired"] = partial(wasteful, name, repaired=True)
+            yield f"{name}_repaired", partial(wasteful, name, repaired=True)
+
+
+def _trainers() -> Iterator[tuple[str, Callable[[], Program]]]:
     for name, program in trainers.PROGRAMS.items():
         if importlib.util.find_spec(program.package):
             for waste in ("none", *program.places):
-                found[f"trainer_{name}_{waste}"] = partial(trainer, name, waste)
-    for name, of_signs in signs.PROGRAMS.items():
-        found[f"signs_{name}"] = partial(sign, name, of_signs)
-    for name, each in evaluated.PROGRAMS.items():
-        if importlib.util.find_spec(each.package):
-            found[f"evaluated_{name}"] = partial(evaluates, each.train)
-    return found | {f"page_{name}": partial(page, name) for name in PAGES}
+                yield f"trainer_{name}_{waste}", partial(trainer, name, waste)
+
+
+def _evaluated() -> Iterator[tuple[str, Callable[[], Program]]]:
+    for name, program in evaluated.PROGRAMS.items():
+        if importlib.util.find_spec(program.package):
+            yield f"evaluated_{name}", partial(evaluates, program.train)
+
+
+def _pages() -> Iterator[tuple[str, Callable[[], Program]]]:
+    for module in ("jax_docs", "keras_io", "nnx_pages", "tensorflow_org", "torch_pages", "torch_trainers", "tutorials"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"programs.{module}")
+    return ((f"page_{name}", partial(page, name)) for name in PAGES)
+
+
+FAMILIES: dict[str, Callable[[], Iterable[tuple[str, Callable[[], Program]]]]] = {
+    "": _wastes,
+    "trainer": _trainers,
+    "signs": lambda: ((f"signs_{name}", partial(sign, name, train)) for name, train in signs.PROGRAMS.items()),
+    "refuted": lambda: ((f"refuted_{name}", partial(refuted_program, name)) for name in refuted.PROGRAMS),
+    "evaluated": _evaluated,
+    "page": _pages,
+}
+"""What makes the programs of the corpus, with the names of their entries, by what these begin with."""
+
+
+def make(name: str) -> Program:
+    """Return a program by the name of its entry; import no other family."""
+    return dict(FAMILIES.get(name.partition("_")[0], _wastes)())[name]()
 
 
 def record(name: str, corpus: Path) -> None:
@@ -189,7 +221,7 @@ def record(name: str, corpus: Path) -> None:
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
     match = re.match(r"trainer_(\w+)_[a-z]+$", name)
     os.environ["KERAS_BACKEND"] = trainers.PROGRAMS[match[1]].backend if match else "tensorflow"
-    train = programs()[name]()
+    train = make(name)
     with tempfile.TemporaryDirectory() as temporary:
         folder, run_folder = Path(temporary, "program"), Path(temporary, "run")
         folder.mkdir()
@@ -217,7 +249,8 @@ def main() -> None:
         return
     options.folder.mkdir(exist_ok=True)
     recorded = []
-    for name in filter(re.compile(options.programs or "").match, programs()):
+    names = [name for family in FAMILIES.values() for name, _ in family()]
+    for name in filter(re.compile(options.programs or "").match, names):
         entry = options.folder / f"{name}.zip"
         if options.missing and entry.exists():
             continue

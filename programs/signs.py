@@ -16,8 +16,14 @@ PROGRAMS: dict[str, Callable[[], Truth]] = {}
 NAMES = (
     *("train_step", "variational_inference_step", "retrieval_step", "latest_step", "contest", "validate_and_update"),
     *("next_token_prediction_step", "random_features_step", "reduce_loss_step", "threefry_augmented_step"),
+    *("convert_inputs_step", "iota_embedding_step", "predictor_corrector_step", "test_time_training_step"),
+    *("eval_free_step", "invalidate_cache_step", "greatest_descent_step", "squeeze_and_excite_step"),
 )
 """Names of a training step, most of which hold a word that stands for something else."""
+HARDEST_NAMES = ("test_time_training_step", "predictor_corrector_step", "validate_and_update", "evaluate_policy")
+"""Names of a training step, for the other frameworks."""
+EVALUATIONS = ("quality", "forward", "run_batch", "score", "step")
+"""Names of an evaluation that do not say so."""
 
 
 def program(train: Callable[[], Truth]) -> Callable[[], Truth]:
@@ -47,9 +53,8 @@ def jax_step_named(name: str) -> Truth:
 PROGRAMS |= {f"jax_{name}": partial(jax_step_named, name) for name in NAMES}
 
 
-@program
-def jax_trains_and_measures() -> Truth:
-    """Evaluate after each epoch by a function whose name says nothing."""
+def jax_evaluation_named(name: str) -> Truth:
+    """Evaluate after each epoch by a compiled function of this name."""
     import jax
     import jax.numpy as jnp
 
@@ -58,18 +63,21 @@ def jax_trains_and_measures() -> Truth:
         loss, gradient = jax.value_and_grad(lambda weights: jnp.mean((batch @ weights) ** 2))(weights)
         return weights - 0.1 * gradient, loss
 
-    @jax.jit
-    def quality(weights: Any, batch: Any) -> Any:
+    def measure(weights: Any, batch: Any) -> Any:
         return jnp.mean((batch @ weights) ** 2)
 
-    weights, batch = jnp.ones((256, 256)), jnp.ones((256, 256))
+    measure.__name__ = measure.__qualname__ = name
+    compiled, weights, batch = jax.jit(measure), jnp.ones((256, 256)), jnp.ones((256, 256))
     for _ in range(4):
         for _ in range(20):
             weights, loss = update(weights, batch)
             float(loss)
         for _ in range(5):
-            float(quality(weights, batch))
+            float(compiled(weights, batch))
     return {"steps": 80, "evaluations": 20}
+
+
+PROGRAMS |= {f"jax_measures_by_{name}": partial(jax_evaluation_named, name) for name in EVALUATIONS}
 
 
 def _torch() -> tuple[Any, Any, Any, Any]:
@@ -163,3 +171,135 @@ def torch_trains_two_networks() -> Truth:
             model(batch).square().mean().backward()
             optimizer.step()
     return {"steps": 3 * len(data), "evaluations": 0}
+
+
+def torch_step_named(name: str) -> Truth:
+    """Take steps by a function of this name, of a model of this name."""
+    torch, model, optimizer, data = _torch()
+
+    def step(batch: Any) -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    step.__name__ = step.__qualname__ = name
+    model.__class__ = type(name, (torch.nn.Sequential,), {})
+    for _ in range(4):
+        for batch in data:
+            step(batch)
+    return {"steps": 4 * len(data), "evaluations": 0}
+
+
+def torch_evaluation_named(name: str) -> Truth:
+    """Evaluate after each epoch by a function of this name, without a mode of the model."""
+    torch, model, optimizer, data = _torch()
+
+    @torch.no_grad()
+    def measure(batch: Any) -> float:
+        return model(batch).square().mean().item()
+
+    measure.__name__ = measure.__qualname__ = name
+    for _ in range(4):
+        for batch in data:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        for batch in data:
+            measure(batch)
+    return {"steps": 4 * len(data), "evaluations": 4 * len(data)}
+
+
+def _tensorflow() -> tuple[Any, Any, Any]:
+    import keras
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(256, "relu"), keras.layers.Dense(1)])
+    return tf, model, tf.data.Dataset.from_tensor_slices(tf.random.normal((480, 64))).batch(16)
+
+
+def _compiled(name: str, function: Callable[[Any], Any]) -> Any:
+    import tensorflow as tf
+
+    function.__name__ = function.__qualname__ = name
+    return tf.function(function)
+
+
+def _descent(model: Any) -> Callable[[Any], Any]:
+    import keras
+    import tensorflow as tf
+
+    optimizer = keras.optimizers.SGD(0.01)
+    optimizer.build(model.trainable_variables)
+
+    def descend(batch: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(batch, training=True) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    return descend
+
+
+def tensorflow_step_named(name: str) -> Truth:
+    """Take steps by a compiled function of this name."""
+    _, model, data = _tensorflow()
+    step = _compiled(name, _descent(model))
+    for _ in range(4):
+        for batch in data:
+            float(step(batch))
+    return {"steps": 4 * len(data), "evaluations": 0}
+
+
+def tensorflow_evaluation_named(name: str) -> Truth:
+    """Evaluate after each epoch by a compiled function of this name."""
+    tf, model, data = _tensorflow()
+    step = _compiled("descend", _descent(model))
+    measure = _compiled(name, lambda batch: tf.reduce_mean(model(batch, training=False) ** 2))
+    for _ in range(4):
+        for batch in data:
+            float(step(batch))
+        for batch in data:
+            float(measure(batch))
+    return {"steps": 4 * len(data), "evaluations": 4 * len(data)}
+
+
+def keras_model_named(name: str) -> Truth:
+    """Fit a model of this name, by a step of its own."""
+    import keras
+
+    tf, inner, data = _tensorflow()
+
+    class Named(keras.Model):
+        def __init__(self) -> None:
+            super().__init__(name=name)
+            self.inner = inner
+
+        def call(self, batch: Any, training: bool = False) -> Any:
+            return self.inner(batch)
+
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self(batch, training=True) ** 2)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    model = Named()
+    model.compile("sgd")
+    model.fit(data, epochs=4, verbose=0)
+    return {"steps": 4 * len(data), "evaluations": 0}
+
+
+for hardest in HARDEST_NAMES:
+    PROGRAMS |= {
+        f"torch_{hardest}": partial(torch_step_named, hardest),
+        f"tensorflow_{hardest}": partial(tensorflow_step_named, hardest),
+    }
+PROGRAMS["keras_validation_model"] = partial(keras_model_named, "validation_model")
+for neutral in ("forward", "run_batch"):
+    PROGRAMS |= {
+        f"torch_measures_by_{neutral}": partial(torch_evaluation_named, neutral),
+        f"tensorflow_measures_by_{neutral}": partial(tensorflow_evaluation_named, neutral),
+    }

@@ -1,5 +1,7 @@
 """Recorded trainings with what is true of them, judged again: the corpus in ``tests/corpus``.
 
+``python tests/judged_runs.py`` prints the table of all entries.
+
 An entry is a zip file with a run folder and ``truth.json``, which ``benchmarks/record_corpus.py`` records. Keys without
 a value are unknown:
 
@@ -7,6 +9,8 @@ a value are unknown:
     Number of training steps, as the program or its trainer counts them.
 ``evaluations``
     Number of batches that are evaluated.
+``accounts``
+    Seconds by account, for some of them, by the program's own clock.
 ``wasted_s``
     Seconds that the program wasted on purpose, by its own clock.
 ``cause``
@@ -17,7 +21,8 @@ a value are unknown:
 ``healthy``
     Whether nothing is wasted.
 
-``wrong.toml`` has the checks that fail today and their entries, by the reason.
+Each key is a check, except that ``cause`` with ``wasted_s`` is another, ``amount``, and that ``not_cause`` is called
+``repaired``. ``wrong.toml`` has the checks that fail today and their entries, by the reason.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ import tempfile
 import tomllib
 import warnings
 import zipfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import tpunb as tp
@@ -65,18 +71,19 @@ def judged(name):
                 phases = tp.phases(tp.load(run))
             answer, goodput = verdict(phases), tp.goodput(phases)
         except NoSteps as error:
-            return {check: False for check in ("steps", "cause", "healthy") if truth.get(check)}, str(error)
+            return {check: False for check in ("steps", "accounts", "cause", "healthy") if truth.get(check)}, str(error)
         kinds = phases.steps.frame["kind"].to_list()
     checks = {}
     if (steps := truth.get("steps")) is not None:
         checks["steps"] = sum(kind.startswith("train") for kind in kinds) == steps
     if (evaluations := truth.get("evaluations")) is not None:
         checks["evaluations"] = kinds.count("eval") == evaluations
+    if accounts := truth.get("accounts"):
+        checks["accounts"] = all(_holds(goodput, [account], seconds) for account, seconds in accounts.items())
     if cause := truth.get("cause"):
         checks["cause"] = _names(answer, cause)
     if cause and cause["accounts"] and (wasted_s := truth.get("wasted_s")) is not None:
-        account_s = sum(map(goodput.time_ps, cause["accounts"])) / 1e12
-        checks["amount"] = abs(account_s - wasted_s) <= _TOLERANCE * goodput.wall_ps / 1e12
+        checks["amount"] = _holds(goodput, cause["accounts"], wasted_s)
     if cause := truth.get("not_cause"):
         checks["repaired"] = not _names(answer, cause)
     if truth.get("healthy"):
@@ -90,19 +97,23 @@ def _names(answer, cause):
     )
 
 
+def _holds(goodput, accounts, seconds):
+    """Return whether accounts have as many seconds in sum, within the tolerance."""
+    account_s = sum(map(goodput.time_ps, accounts)) / 1e12
+    return abs(account_s - seconds) <= _TOLERANCE * goodput.wall_ps / 1e12
+
+
 def main():
     """Print the table of all entries, and what is wrong without being known."""
-    counts, known = {}, known_wrong()
-    for name in entries():
-        checks, sentence = judged(name)
-        for check, is_right in checks.items():
-            right, tried = counts.get(check, (0, 0))
-            counts[check] = right + is_right, tried + 1
-        failed = [check for check, is_right in checks.items() if not is_right]
-        new = [check for check in failed if check not in known.get(name, {})]
-        print(
-            f"{'wrong' if failed else 'right':6} {name:44} {', '.join(failed)}{' (new)' * bool(new)}: {sentence[:110]}"
-        )
+    counts, known, names = {}, known_wrong(), entries()
+    with ProcessPoolExecutor() as pool:
+        for name, (checks, sentence) in zip(names, pool.map(judged, names, chunksize=8), strict=True):
+            for check, is_right in checks.items():
+                right, tried = counts.get(check, (0, 0))
+                counts[check] = right + is_right, tried + 1
+            failed = [check for check, is_right in checks.items() if not is_right]
+            new = " (new)" * any(check not in known.get(name, {}) for check in failed)
+            print(f"{'wrong' if failed else 'right':6} {name:44} {', '.join(failed)}{new}: {sentence[:110]}")
     print(json.dumps({check: f"{right} of {tried}" for check, (right, tried) in counts.items()}))
 
 

@@ -76,8 +76,6 @@ def _averaged(average: Any, model: Any) -> None:
 @wasteful("program code", words="_averaged|copy_|state_dict")
 def torch_averages_weights_in_python(clock: Clock) -> None:
     """Keep a moving average of the weights, tensor by tensor, in each step."""
-    import torch
-
     model, optimizer, batches, _ = parts(64, 60, 16)
     average = copy.deepcopy(model)
     for _ in range(15):
