@@ -409,6 +409,24 @@ def jax_saves_in_each_step(clock: Clock) -> None:
                 np.savez_compressed(Path(folder, "weights.npz"), weights[0][:128])
 
 
+@counted
+def jax_saves_by_orbax(clock: Clock) -> None:
+    """Save the weights by Orbax ten times, and wait for each save."""
+    import orbax.checkpoint
+
+    update, _, weights, batches = model(width=1024, rows=64)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpointer = orbax.checkpoint.StandardCheckpointer()
+        for number in range(100):
+            weights, loss = update(weights, batches[number % 20])
+            float(loss)
+            clock.steps += 1
+            if number % 10 == 9:
+                with clock.account("checkpoint save"):
+                    checkpointer.save(Path(folder, str(number)), weights)
+                    checkpointer.wait_until_finished()
+
+
 @healthy
 def jax_scans_over_an_epoch(clock: Clock) -> None:
     """Train an epoch by one call: a scan over its batches. A step of the program is an epoch."""

@@ -131,7 +131,7 @@ def torch_never_resets_its_metric(clock: Clock) -> None:
     _trained_with_a_metric(clock, resets=False)
 
 
-@counted
+@wasteful("preparation", "data loading", words="[Pp]repar|input|__getitem__|sleep")
 def torch_measures_slow_data_first(clock: Clock) -> None:
     """Pass over slow data before the training for their mean; nothing is evaluated."""
     import torch
@@ -146,7 +146,8 @@ def torch_measures_slow_data_first(clock: Clock) -> None:
             time.sleep(0.006)
             return torch.ones(512) * index
 
-    mean = sum(example.mean() for example in torch.utils.data.DataLoader(Slow(), batch_size=None)) / 200
+    with clock.waste():
+        mean = sum(example.mean() for example in torch.utils.data.DataLoader(Slow(), batch_size=None)) / 200
     for _ in range(15):
         for (batch,) in batches:
             descend(model, optimizer, batch - mean / 1e4)
@@ -575,3 +576,23 @@ def torch_compiles_its_model(clock: Clock) -> None:
         for (batch,) in batches:
             descend(compiled, optimizer, batch)
             clock.steps += 1
+
+
+@counted
+def torch_accumulates_by_accelerate(clock: Clock) -> None:
+    """Let Accelerate say which batches update, and evaluate after each epoch by what it prepared."""
+    import torch
+    from accelerate import Accelerator
+
+    model, optimizer, batches, held_out = parts()
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    loaders = [torch.utils.data.DataLoader(data.dataset, batch_size=128) for data in (batches, held_out)]
+    model, optimizer, batches, held_out = accelerator.prepare(model, optimizer, *loaders)
+    for _ in range(10):
+        for (batch,) in batches:
+            with accelerator.accumulate(model):
+                accelerator.backward(loss_of(model, batch))
+                optimizer.step()
+                optimizer.zero_grad()
+                clock.steps += accelerator.sync_gradients
+        _evaluated(clock, model, held_out)

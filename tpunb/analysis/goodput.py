@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from numbers import Real
 from typing import NamedTuple
 
@@ -86,7 +86,11 @@ class Goodput:
         """
         if account not in schema.ACCOUNTS:
             raise wrong_type("time_ps", "account", f"be one of {', '.join(schema.ACCOUNTS)}", account)
-        return int(self.frame.filter(account=account)["time_ps"].sum()) // self.hosts
+        return self._times.get(account, 0) // self.hosts
+
+    @cached_property
+    def _times(self) -> dict[str, int]:
+        return dict(self.frame.group_by("account").agg(pl.col("time_ps").sum()).rows())
 
     def cost(self, *, per_hour: float) -> pl.DataFrame:
         """Return what each account cost, dearest first: columns ``account``, ``time_ps`` and ``cost``.

@@ -312,13 +312,18 @@ def _cut(folder: Location, facts: Mapping[str, Any]) -> list[str]:
 
 def _plausible(frame: pl.DataFrame, table: str, note: Callable[[str], object]) -> pl.DataFrame:
     """Return the rows whose times, counts and step numbers can be; the others are counted."""
+    ranges = {}
     for name, dtype in TABLES[table].items():
         if dtype == pl.Int64 and (name.endswith("_ps") or name in _COUNTS):
             most = _MOST_STEP if name == "step" else _MOST_PS
-            fits = pl.col(name).is_between(-most if name in _SIGNED and table != "ticks" else 0, most).fill_null(True)
+            least = -most if name in _SIGNED and table != "ticks" else 0
+            ranges[name] = pl.col(name).is_between(least, most).fill_null(True)
+    fit = frame.select(fits.all() for fits in ranges.values())
+    for name, fits in ranges.items():
+        if not fit[name].item():
             if (wrong := frame.filter(~fits)[name]).len():
                 note(f"{wrong.len():,} of {plural(frame.height, 'row')} of {table} left out: {name} is {wrong[0]:,}")
-                frame = frame.filter(fits)
+            frame = frame.filter(fits)
     return frame
 
 
