@@ -9,12 +9,17 @@ the shapes of the page.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+if (found := find_spec("datasets")) is not None and found.origin is None:
+    sys.modules["datasets"] = None  # type: ignore[assignment]  # a folder of this project, no library of that name
 
 
 @dataclass(frozen=True)
