@@ -3,8 +3,11 @@
 import functools
 import gc
 import inspect
+import os
 import pickle
+import signal
 import sys
+import threading
 import weakref
 from contextlib import ExitStack
 from importlib import import_module
@@ -520,3 +523,57 @@ def test_attribute_of_a_library_that_is_imported_later_is_wrapped_then(tmp_path,
         assert import_module(f"{own_name}.later").load(1) == ["hook", "load", 1]
         assert sys.meta_path == finders
     assert sys.modules[f"{own_name}.later"].load(1) == ["load", 1]
+
+
+def test_next_call_of_an_attribute_goes_to_those_who_begin_to_listen_with_it(toy):
+    save, calls, library, stack = toy.attribute(toy.name, "save"), [], sys.modules[toy.name], ExitStack()
+    before = library.save
+
+    def begin():
+        calls.append("begin")
+        save.listen(logs(calls, "capture"), Priority.CAPTURE, stack)
+
+    save.before_next(begin)
+    assert library.save(1, 2) == ["capture", "save", 1, 2]
+    stack.close()
+    assert library.save is before
+    assert calls == ["begin", "capture"]
+
+
+def test_next_call_through_a_function_of_the_program_calls_that_once(toy):
+    save, calls, library = toy.attribute(toy.name, "save"), [], sys.modules[toy.name]
+    save.before_next(lambda: calls.append("begin"))
+    patch(library, "save")
+    assert [library.save(1, 2) for _ in range(2)] == [["program", "save", 1, 2]] * 2
+    assert calls == ["begin"]
+
+
+def test_what_this_package_itself_asks_of_a_library_is_heard_by_none(toy):
+    save, calls = toy.attribute(toy.name, "save"), []
+    with save.listening(logs(calls, "capture")):
+        assert save.unwrapped()(1, 2) == ["save", 1, 2]
+    assert save.unwrapped()(1, 2) == ["save", 1, 2]
+    assert calls == []
+
+
+@pytest.mark.live
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_fork_while_another_thread_wraps_may_wrap_too(toy):
+    save, held, done = toy.attribute(toy.name, "save"), threading.Event(), threading.Event()
+
+    def hold():
+        with registry._locked():
+            held.set()
+            done.wait(60)
+
+    holder = threading.Thread(target=hold)  # a thread that the child does not have
+    holder.start()
+    held.wait(60)
+    if (child := os.fork()) == 0:
+        signal.alarm(120)
+        with save.listening(logs([], "child")):
+            os._exit(0 if sys.modules[toy.name].save(1, 2)[0] == "child" else 3)
+    ended = os.waitpid(child, 0)[1]
+    done.set()
+    holder.join(60)
+    assert ended == 0

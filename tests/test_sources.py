@@ -13,6 +13,7 @@ from warm_python import JAX, warm_python
 
 from tpunb.errors import MissingExtra, TpunbError
 from tpunb.frames.hardware import this_cpu
+from tpunb.instrument import jax, tensorflow
 from tpunb.io import xplane
 from tpunb.profiler.sources import frameworks, local
 from tpunb.profiler.sources.frameworks import in_use
@@ -32,7 +33,7 @@ def run(code, python):
 @pytest.mark.live
 def test_facts_name_the_profiled_framework(monkeypatch):
     tf.ones(3)
-    monkeypatch.setattr(local, "in_use", lambda: ("tensorflow",))  # another test may have computed with JAX
+    monkeypatch.setattr(local, "in_use", lambda: (tensorflow,))  # another test may have computed with JAX
     source = Local()
     source.start()
     source.window(0.01)
@@ -53,9 +54,9 @@ import sys, jax, jax.numpy as jnp
 from tpunb.profiler.sources.frameworks import in_use
 from tpunb.profiler.sources.local import Local
 from tpunb.io import xplane
-print(*in_use() or ['None'], sep='+')
+print(*[each.LIBRARY.name for each in in_use()] or ['None'], sep='+')
 jnp.ones(3).sum().block_until_ready()
-print(*in_use() or ['None'], sep='+')
+print(*[each.LIBRARY.name for each in in_use()] or ['None'], sep='+')
 source = Local(); source.start()
 events, facts = xplane.read(source.window(0.1), source="window")
 print(source.facts()["framework"], "tensorflow" in sys.modules, facts.errors == [])
@@ -70,11 +71,11 @@ def test_framework_that_is_only_imported_is_not_profiled():
     code = """
 import tensorflow as tf, jax
 from tpunb.profiler.sources.frameworks import in_use
-print(*in_use() or ['None'], sep='+')
+print(*[each.LIBRARY.name for each in in_use()] or ['None'], sep='+')
 tf.ones(3)
-print(*in_use() or ['None'], sep='+')
+print(*[each.LIBRARY.name for each in in_use()] or ['None'], sep='+')
 jax.devices()
-print(*in_use() or ['None'], sep='+')
+print(*[each.LIBRARY.name for each in in_use()] or ['None'], sep='+')
 """
     assert run(code, warm_python()) == ["None", "tensorflow", "jax+tensorflow"]
 
@@ -123,8 +124,8 @@ def test_a_framework_in_the_midst_of_its_import_is_not_in_use_yet(monkeypatch):
 def test_framework_used_later_is_waited_for(monkeypatch):
     tf.ones(3)
     monkeypatch.setitem(sys.modules, "torch", None)  # another test may have used it
-    frameworks = iter([(), (), ("tensorflow",)])
-    monkeypatch.setattr(local, "in_use", lambda: next(frameworks, ("tensorflow",)))
+    frameworks = iter([(), (), (tensorflow,)])
+    monkeypatch.setattr(local, "in_use", lambda: next(frameworks, (tensorflow,)))
     source = Local()
     assert xplane.read(source.window(0.05), source="window")[1].errors == []
 
@@ -177,16 +178,16 @@ print(len(source.window(0.05)) > 0)
 
 def test_a_step_is_annotated_by_every_framework_in_use(monkeypatch):
     opened = []
-    for name in frameworks.SUPPORTED:
-        monkeypatch.setitem(
-            frameworks._ANNOTATIONS, name, lambda *what, name=name: opened.append((name, *what)) or nullcontext()
+    for library in frameworks.SUPPORTED:
+        monkeypatch.setattr(
+            library, "annotation", lambda *what, library=library: opened.append((library, *what)) or nullcontext()
         )
-    for using in ((), ("jax",), ("jax", "tensorflow")):
+    for using in ((), (jax,), (jax, tensorflow)):
         for module in (frameworks, local):
             monkeypatch.setattr(module, "in_use", lambda using=using: using)
         opened.clear()
         with Local().step("train", 7):
-            assert opened == [(name, "train", 7) for name in using]
+            assert opened == [(library, "train", 7) for library in using]
 
 
 @pytest.mark.live

@@ -12,12 +12,14 @@ import pytest
 from optional import lazy
 
 import tpunb as tp
+from tpunb import instrument
 from tpunb.errors import TpunbError
 from tpunb.io import xplane
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.sources import xla_sessions
 from tpunb.profiler.sources.between_steps import BetweenSteps
 
+LIBRARIES = {"jax": instrument.jax, "tensorflow": instrument.tensorflow}
 jax = lazy("jax")
 tf = lazy("tensorflow")
 
@@ -27,7 +29,7 @@ def threads(monkeypatch):
     """Let JAX seem to compute on a GPU; the threads that sessions begin and end in."""
     threads = []
 
-    class Session(xla_sessions._Jax):
+    class Session(LIBRARIES["jax"].Window):
         def __init__(self, **options):
             threads.append(threading.get_ident())
             super().__init__(**options)
@@ -36,9 +38,8 @@ def threads(monkeypatch):
             threads.append(threading.get_ident())
             return super().collect()
 
-    monkeypatch.setattr(xla_sessions, "on_gpu", lambda: True)
-    monkeypatch.setattr(xla_sessions, "_Jax", Session)
-    monkeypatch.setitem(xla_sessions._SESSIONS, "jax", Session)
+    monkeypatch.setattr(LIBRARIES["jax"], "on_gpu", lambda: True)
+    monkeypatch.setattr(LIBRARIES["jax"], "Window", Session)
     return threads
 
 
@@ -46,7 +47,7 @@ def window(framework, compute):
     """Return a window in which a function is called, by this thread."""
     stopped, windows = threading.Event(), []
     thread = threading.Thread(
-        target=lambda: windows.append(xla_sessions.window(framework, 60, BetweenSteps(), stopped))
+        target=lambda: windows.append(xla_sessions.window(LIBRARIES[framework], 60, BetweenSteps(), stopped))
     )
     thread.start()
     while xla_sessions._open == []:
@@ -83,7 +84,7 @@ def test_a_session_that_no_step_ends_goes_on(monkeypatch, threads):
 
     def window():
         with pytest.raises(TpunbError, match="no step has ended") as caught:
-            xla_sessions.window("jax", 60, between, stopped)
+            xla_sessions.window(instrument.jax, 60, between, stopped)
         errors.append(caught)
 
     thread = threading.Thread(target=window)
@@ -100,9 +101,9 @@ def test_a_session_that_no_step_ends_goes_on(monkeypatch, threads):
 
 def test_only_gpus_need_the_thread_that_trains(monkeypatch):
     jax.devices()
-    assert not xla_sessions.on_gpu()
+    assert not instrument.jax.on_gpu()
     monkeypatch.setattr(import_module("jax"), "local_devices", lambda: [type("Device", (), {"platform": "gpu"})])
-    assert xla_sessions.on_gpu()
+    assert instrument.jax.on_gpu()
 
 
 def test_on_a_gpu_productive_is_what_it_computes_and_the_line_that_holds_it_up_is_named():
@@ -137,7 +138,7 @@ def test_a_window_beside_another_session_is_refused_and_the_other_goes_on(framew
     begin, end = (users.start, users.stop) if framework == "tensorflow" else (users.start_trace, users.stop_trace)
     begin(str(tmp_path))
     with pytest.raises(TpunbError, match=f"^the profiler of {framework} failed: .*Another profiling session"):
-        xla_sessions.window(framework, 0.0, BetweenSteps(), threading.Event())
+        xla_sessions.window(LIBRARIES[framework], 0.0, BetweenSteps(), threading.Event())
     end()
     assert len([*tmp_path.rglob("*.xplane.pb")]) == 1
 
@@ -174,10 +175,11 @@ def test_a_damaged_window_has_no_programs(data):
 ENDS = """
 import os, sys, threading, time
 import tensorflow as tf
+from tpunb.instrument import tensorflow
 from tpunb.profiler.sources import xla_sessions
 from tpunb.profiler.sources.between_steps import BetweenSteps
 product, stopped = tf.function(lambda x: tf.reduce_sum(tf.sin(x))), threading.Event()
-thread = threading.Thread(target=xla_sessions.window, args=("tensorflow", 60, BetweenSteps(), stopped), daemon=True)
+thread = threading.Thread(target=xla_sessions.window, args=(tensorflow, 60, BetweenSteps(), stopped), daemon=True)
 thread.start()
 while not xla_sessions._open:
     time.sleep(0.01)
@@ -209,7 +211,7 @@ def test_a_forked_process_does_not_wait_for_a_thread_that_it_lacks(monkeypatch):
 def test_a_window_of_tensorflow_without_a_place_for_it_fails_and_ends_its_session(monkeypatch, tmp_path):
     tf.ones(3)
     with monkeypatch.context() as patch, pytest.raises(TpunbError, match=r"^the profiler of tensorflow failed: "):
-        patch.setattr(xla_sessions, "gettempdir", lambda: str(tmp_path / "missing"))
-        xla_sessions.window("tensorflow", 0.0, BetweenSteps(), threading.Event())
+        patch.setattr(instrument.tensorflow, "gettempdir", lambda: str(tmp_path / "missing"))
+        xla_sessions.window(instrument.tensorflow, 0.0, BetweenSteps(), threading.Event())
     assert xla_sessions._open == []
     assert xplane.read(window("tensorflow", lambda: tf.ones(3)), source="window")[1].errors == []

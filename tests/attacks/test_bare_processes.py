@@ -125,9 +125,7 @@ print("trained")
     assert facts(tmp_path / "run")["state"] == "finished"
 
 
-@pytest.mark.parametrize(
-    "broken", ["session.RunRecorder", "capture.FrameworkSpans", "capture.listening", "session.WindowScheduler"]
-)
+@pytest.mark.parametrize("broken", ["session.RunRecorder", "capture.listening", "session.WindowScheduler"])
 def test_a_capture_that_cannot_begin_is_one_line(tmp_path, broken):
     module, name = broken.split(".")
     program = f"""

@@ -19,7 +19,6 @@ from optional import lazy
 
 import tpunb as tp
 from tpunb.instrument import listening
-from tpunb.profiler.framework_spans import FrameworkSpans
 from tpunb.profiler.loop import Loop
 from tpunb.profiler.step_clock import StepClock
 
@@ -225,7 +224,6 @@ def test_hundred_captures_beneath_one_patch_of_the_program_add_no_wrappers(monke
     def block():
         clock = StepClock(lambda kind, number: None)
         stack = ExitStack()
-        stack.enter_context(FrameworkSpans(clock))
         stack.enter_context(listening(Loop(clock)))
         return stack
 

@@ -10,10 +10,25 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 
-from tpunb.instrument import datasets, grain, jax, keras, tensorflow, torch
+from tpunb.instrument import (
+    datasets,
+    grain,
+    jax,
+    keras,
+    lightning,
+    orbax,
+    python,
+    safetensors,
+    tensorflow,
+    torch,
+    transformers,
+)
 from tpunb.instrument.sink import Sink
 
-LIBRARIES: tuple[ModuleType, ...] = (keras, torch, jax, tensorflow, grain, datasets)
+LIBRARIES: tuple[ModuleType, ...] = (
+    *(keras, torch, jax, tensorflow, grain, datasets),
+    *(python, orbax, safetensors, transformers, lightning),
+)
 """The modules of this room that a capture listens to: each has a `LIBRARY` and a function `listen`."""
 
 

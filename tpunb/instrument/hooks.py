@@ -1,18 +1,32 @@
-"""Hooks that several libraries share: batches that are fetched, steps that the program annotates."""
+"""Hooks that several libraries share: calls that are events, fetched batches, steps that the program annotates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from numbers import Integral
 from typing import Any
 
 from tpunb.instrument.events import What
 from tpunb.instrument.keras import keras_runs
 from tpunb.instrument.registry import Attribute, Hook, Priority, around
-from tpunb.instrument.sink import Sink
+from tpunb.instrument.sink import Clock, Sink
 
 _NUMBER, _STEP = "_tpunb_number", "_tpunb_step"
+
+
+def listen_to_calls(sink: Sink, event: str, attributes: Iterable[Attribute], stack: ExitStack) -> None:
+    """Record each call as an event of this kind, once the module of the attribute is imported."""
+    for attribute in attributes:
+        what = What(attribute.library.name, attribute.home, attribute.path)
+        stack.enter_context(attribute.listening(around(partial(_call, sink.clock, event, what))))
+
+
+def _call(clock: Clock, event: str, what: What, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    __tracebackhide__ = True
+    with clock.during(event, what):
+        return original(*args, **kwargs)
 
 
 def fetching(sink: Sink, library: str, data: str, stream: Callable[[Any], Hashable] = id) -> Hook:

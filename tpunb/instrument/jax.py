@@ -1,4 +1,4 @@
-"""JAX: functions that the program calls, what they take and return, arrays that it waits for, steps that it annotates.
+"""JAX: functions that it compiles and calls, arrays that the program waits for, annotated steps, its profiler.
 
 JAX calls its hook after calls on its fast path alone; others, the first among them, go through a function in Python.
 """
@@ -8,14 +8,16 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import cache, partial
+from importlib import import_module
 from time import monotonic_ns
 from typing import Any
 
 from tpunb.instrument.events import What
 from tpunb.instrument.hooks import listen_to_annotations
-from tpunb.instrument.registry import Library, Priority, around, wrapped
+from tpunb.instrument.profiler_sessions import Sessions
+from tpunb.instrument.registry import Library, Priority, around, loaded, wrapped
 from tpunb.instrument.sink import NEW_FUNCTION, Arrays, Sink
 
 LIBRARY = Library("jax", "jax", ("0.4.35", "0.10.2"))
@@ -25,6 +27,7 @@ _LIBRARIES = {"jax", "optax", "chex"}  # whose compiled functions are a part of 
 _FIRST_CALLS = 3  # of a function, whose arrays are described
 _LEAVES = 16  # of a result, of which the smallest is kept
 _SMALL_LEAF = 1024  # elements of an array that is kept while it is computed
+_HOST_TRACER_LEVEL = 2  # 1 lacks names of operations, 3 has all of them at three times the cost
 
 # -- calls of functions ------------------------------------------------------------------------------------------------
 
@@ -278,9 +281,120 @@ def _annotations(sink: Sink, stack: ExitStack) -> None:
     listen_to_annotations(sink, ANNOTATION, stack)
 
 
+# -- compilation -------------------------------------------------------------------------------------------------------
+
+_COMPILES = "/jax/core/compile/"  # begins the names of its events of tracing, lowering and compilation
+
+
+def _compilations(sink: Sink, stack: ExitStack) -> None:
+    """Record what it traces, lowers and compiles."""
+    jax, clock = sys.modules["jax"], sink.clock
+
+    def on_event(event: str, duration: float, **facts: Any) -> None:
+        if event.startswith(_COMPILES):
+            now_ns, work = monotonic_ns(), event.removeprefix(_COMPILES)
+            kind = "compile" if "compile" in work else "trace" if "trace" in work else "lower"
+            name = str(facts.get("fun_name") or "a function")
+            again, reason = clock.again
+            what, start_ns = What(LIBRARY.name, "", name), now_ns - round(duration * 1e9)
+            clock.past(kind, what, start_ns, now_ns, reason if again in (name, name[4:-1]) else None)  # or "jit(f)"
+
+    def unregister() -> None:
+        public = getattr(jax.monitoring, "unregister_event_duration_listener", None)
+        private = getattr(loaded("jax._src.monitoring"), "_unregister_event_duration_listener_by_callback", None)
+        if (remove := public or private) is not None:
+            with suppress(AssertionError, ValueError):  # the program has removed all
+                remove(on_event)
+
+    jax.monitoring.register_event_duration_secs_listener(on_event)
+    stack.callback(unregister)
+
+
+# -- the first signs of a training -------------------------------------------------------------------------------------
+
+TRAINS = (
+    LIBRARY.attribute("jax", "grad"),
+    LIBRARY.attribute("jax", "value_and_grad"),
+    LIBRARY.attribute("jax", "distributed.initialize"),
+)
+"""What is called first where a process trains."""
+
+
+def process_group() -> tuple[int, int] | None:
+    """Return rank and size of the group of processes that the program has initialised; None without one."""
+    with suppress(Exception):  # internals that have changed
+        state = sys.modules["jax._src.distributed"].global_state  # other looks at it would start the devices
+        if state.client is not None and state.num_processes > 1:
+            return state.process_id, state.num_processes
+    return None
+
+
+# -- its profiler ------------------------------------------------------------------------------------------------------
+
+SESSIONS = Sessions(
+    LIBRARY,
+    functions=(
+        (  # of versions that have a class of sessions
+            LIBRARY.attribute("jax", "profiler.ProfileSession.start", optional=True),
+            LIBRARY.attribute("jax", "profiler.ProfileSession.stop", optional=True),
+        ),
+        (LIBRARY.attribute("jax", "profiler.start_trace"), LIBRARY.attribute("jax", "profiler.stop_trace")),
+    ),
+    kind=LIBRARY.attribute("jax._src.profiler", "_profiler.ProfilerSession", optional=True),
+    begins="__init__",
+    ends=("stop", "stop_and_export", "stop_and_get_profile_data"),
+    keeps=("_profile_state.profile_session", "_profile_state.session"),  # up to JAX 0.11, and from 0.12 on
+)
+
+
+class Window:
+    """A session of its profiler in this process, which opens no port; `programs` are all that it has compiled."""
+
+    def __init__(self, *, programs: bool = False) -> None:
+        library = import_module("jax._src.lib")
+        profiler = getattr(library, "_profiler", None) or library.xla_client.profiler
+        options = profiler.ProfileOptions()
+        # compiled programs are all of the process, each time: too much for every window
+        options.include_dataset_ops, options.enable_hlo_proto = True, programs
+        options.host_tracer_level, options.python_tracer_level = 0 if programs else _HOST_TRACER_LEVEL, 0
+        if hasattr(options, "raise_error_on_start_failure"):  # a version without it refuses as the session ends
+            options.raise_error_on_start_failure = True
+        self._session = profiler.ProfilerSession(options)
+
+    def collect(self) -> bytes:
+        """End it; return its XSpace."""
+        return bytes(self._session.stop())
+
+
+def computes() -> bool:
+    """Return whether the program has imported it and initialised its devices."""
+    if LIBRARY.module() is None:
+        return False
+    check = getattr(loaded("jax._src.xla_bridge"), "backends_are_initialized", None)
+    return bool(check()) if callable(check) else True  # unknown in this version: assume it once it is imported
+
+
+def devices() -> list[str]:
+    """Return the names of its devices in this process."""
+    return [str(device) for device in sys.modules["jax"].local_devices()]
+
+
+def on_gpu() -> bool:
+    """Return whether it computes on GPUs."""
+    return any(device.platform == "gpu" for device in sys.modules["jax"].local_devices())
+
+
+def annotation(kind: str, number: int) -> AbstractContextManager[Any]:
+    """Return its annotation of a step."""
+    trace: AbstractContextManager[Any] = sys.modules["jax"].profiler.StepTraceAnnotation(kind, step_num=number)
+    return trace
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 def listen(sink: Sink, stack: ExitStack) -> None:
     """Listen to it until the stack is closed."""
-    LIBRARY.on_import(stack, *(partial(part, sink) for part in (_calls, _gradients, _waits, _annotations)))
+    LIBRARY.on_import(
+        stack, *(partial(part, sink) for part in (_calls, _gradients, _waits, _annotations, _compilations))
+    )

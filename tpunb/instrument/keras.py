@@ -21,11 +21,8 @@ LIBRARY = Library("keras", "keras", ("3.6", "3.15.1"))
 _KINDS = {"train": "train", "test": "eval", "predict": "predict"}  # Keras' word in the names of hooks: kind of step
 _METHODS = {"fit": ("train", "fit"), "evaluate": ("eval", "evaluation"), "predict": ("predict", "fit")}
 """Kind of the steps, and account of the time around them, of each method."""
-_FILES = {
-    "save": "checkpoint save",
-    "save_weights": "checkpoint save",
-    "load_weights": "checkpoint restore",
-}
+_FILES = {"save": "save", "save_weights": "save", "load_weights": "restore"}  # events of methods
+STEP_FUNCTION = "multi_step_on_iterator"  # that a method traces and calls
 
 METHODS = {name: LIBRARY.attribute("keras", f"Model.{name}") for name in _METHODS}
 FILES = {name: LIBRARY.attribute("keras", f"Model.{name}") for name in _FILES}
@@ -42,7 +39,11 @@ EPOCH_NEXT = LIBRARY.attribute("keras.src.trainers.epoch_iterator", "EpochIterat
 EPOCH_END = LIBRARY.attribute(
     "keras.src.trainers.epoch_iterator", "EpochIterator.catch_stop_iteration", subclasses=True
 )
+LOAD_MODEL = LIBRARY.attribute("keras.src.saving.saving_lib", "load_model")
 UPDATE = LIBRARY.attribute("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply")
+
+TRAINS = (LIBRARY.attribute("keras", "optimizers.Optimizer.__init__"),)
+"""What is called first where a process trains."""
 
 _running: list[str] = []
 """The marked methods of Keras models that run now, from the outermost."""
@@ -56,6 +57,12 @@ def keras_runs() -> bool:
 def running_method() -> str | None:
     """Return the name of the innermost marked method that runs now."""
     return _running[-1] if _running else None
+
+
+def running_backend() -> str | None:
+    """Return the name of the library that Keras computes with while a marked method runs, else None."""
+    keras = LIBRARY.module() if _running else None
+    return None if keras is None else str(keras.config.backend())
 
 
 def _steps(sink: Sink, stack: ExitStack) -> None:
@@ -133,13 +140,19 @@ def _steps(sink: Sink, stack: ExitStack) -> None:
 
         return patched
 
-    def file(name: str, account: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def file(name: str, event: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            with clock.within(account, f"{type(self).__name__}.{name}"):
+            kind = type(self)
+            with clock.during(event, What(LIBRARY.name, kind.__module__, f"{kind.__name__}.{name}")):
                 return original(self, *args, **kwargs)
 
         return patched
+
+    def load(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        with clock.during("restore", What(LIBRARY.name, LOAD_MODEL.home, LOAD_MODEL.path)):
+            return original(*args, **kwargs)
 
     def kind() -> str | None:
         return _METHODS[_running[-1]][0] if _running and clock.trains_here else None
@@ -150,6 +163,7 @@ def _steps(sink: Sink, stack: ExitStack) -> None:
         **{HOOKS[name]: partial(batch_hook if "_batch_" in name else hook, name) for name in HOOKS},
         **{METHODS[name]: partial(method, name) for name in METHODS},
         **{FILES[name]: partial(file, name, _FILES[name]) for name in FILES},
+        LOAD_MODEL: around(load),
         **{EPOCH_NEXT: partial(timed, clock, kind), EPOCH_END: ended},
     }
     for attribute, listener in hooks.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +18,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import WRAPPER_ASSIGNMENTS, partial, update_wrapper
-from importlib import metadata
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from operator import attrgetter
 from types import FunctionType, ModuleType
 from typing import Any
@@ -67,6 +68,18 @@ class Library:
         self.attributes.append(attribute := Attribute(self, module, path, takes, optional, subclasses))
         return attribute
 
+    @property
+    def is_installed(self) -> bool:
+        """Whether the program has imported it, or can."""
+        return self.module() is not None or (
+            sys.modules.get(self.name, "") is not None and find_spec(self.name) is not None
+        )
+
+    @property
+    def version(self) -> str:
+        """The version of the library that the program has imported."""
+        return str(sys.modules[self.name].__version__)
+
     def on_import(self, stack: ExitStack, *parts: Callable[[ExitStack], object]) -> None:
         """Call each part with a stack once the library is imported, until `stack` is closed, which closes theirs."""
         for part in parts:
@@ -74,6 +87,8 @@ class Library:
 
     def misfits(self) -> list[str]:
         """Return a line for each attribute that this version of the library has not as it was tried."""
+        from importlib import metadata  # which takes as long to import as all of this room
+
         try:
             version = metadata.version(self.package) if self.unfit else ""
         except metadata.PackageNotFoundError:  # a module of the program that has the name of the library
@@ -111,6 +126,29 @@ class Attribute:
         for owner, name in (places := self.places()):
             stack.enter_context(wrapped(owner, name, hook, priority))
         return bool(places)
+
+    def unwrapped(self) -> Callable[..., Any]:
+        """Return the function without those who listen, for what this package itself asks of a library."""
+        [(owner, name)] = self.places()
+        found = getattr(owner, name)
+        return _wrappers[found].original if found in _wrappers else found
+
+    def before_next(self, call: Callable[[], None]) -> None:
+        """Call a function once, before the next call of the attribute, to which those may listen who begin then."""
+        stack = ExitStack()
+
+        def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+            def first(*args: Any, **kwargs: Any) -> Any:
+                is_last = getattr(owner, name) is wrapper  # else the program has its own around it
+                stack.close()
+                call()
+                return (getattr(owner, name) if is_last else original)(*args, **kwargs)
+
+            return first
+
+        self.listen(hook, Priority.CAPTURE, stack)
+        for owner, name in self.places():
+            wrapper = getattr(owner, name)
 
     def places(self) -> list[tuple[Any, str]]:
         """Return the owners of the attribute, with its name there; none if it does not fit."""
@@ -171,7 +209,7 @@ def wrapped(owner: Any, name: str, hook: Hook, priority: Priority = Priority.CAP
     An attribute has one wrapper: of the hooks, that of the highest priority is called first, of equal ones the latest.
     The wrapper stays where the program has put its own around it; after the last block it calls the original.
     """
-    with _lock:
+    with _locked():
         found = _function(_attribute(owner, name))
         wrapper = _wrappers.get(found) if isinstance(found, FunctionType) else None
         if wrapper is None or wrapper.owners[0] is not owner:
@@ -181,7 +219,7 @@ def wrapped(owner: Any, name: str, hook: Hook, priority: Priority = Priority.CAP
     try:
         yield
     finally:
-        with _lock:
+        with _locked():
             wrapper.change([each for each in wrapper.listeners if each is not listener])
 
 
@@ -227,9 +265,17 @@ class _Wrapper:
                 _restore(owner, self.name, self.value, self.before)
 
 
-_lock = threading.RLock()  # a hook may import
+_lock, _process = threading.RLock(), os.getpid()  # a hook may import
 _wrappers = dict[Any, _Wrapper]()  # by their functions
 _ended = WeakKeyDictionary[Any, Any]()  # functions and classes whose blocks are over, with what each replaced
+
+
+def _locked() -> threading.RLock:
+    """Return the lock of this process: a thread that has none in a fork may hold that of the parent."""
+    global _lock, _process
+    if _process != os.getpid():
+        _lock, _process = threading.RLock(), os.getpid()
+    return _lock
 
 
 def _attribute(owner: Any, name: str) -> Any:
@@ -317,7 +363,7 @@ def watching(name: str, patch: Callable[[ExitStack], object]) -> Iterator[None]:
     """
     with ExitStack() as stack:
         waiting = _Waiting(name, patch, stack)
-        with _lock:
+        with _locked():
             if waiting.is_due():
                 waiting.end()
             else:
@@ -326,7 +372,7 @@ def watching(name: str, patch: Callable[[ExitStack], object]) -> Iterator[None]:
         try:
             yield
         finally:
-            with _lock:
+            with _locked():
                 if waiting in _waiting:
                     _waiting.remove(waiting)
                     _watch_imports()
@@ -363,7 +409,7 @@ _hooks: list[ImportHook] = []  # of all blocks that wait: at most one
 
 def check_imports(imported: str = "") -> None:
     """Patch what has been imported since the last call, such as what was being imported as a block began."""
-    with _lock:
+    with _locked():
         due = [each for each in _waiting if each.is_due(imported)]
         for each in due:
             _waiting.remove(each)

@@ -97,6 +97,12 @@ class Clock(Protocol):
     def within(self, account: str, detail: str | None = None) -> AbstractContextManager[None]:
         """Record the block as a span of an account."""
 
+    def during(self, event: str, what: What, reason: str | None = None) -> AbstractContextManager[None]:
+        """Record the block as an event of the thread that trains, unless it is within another of its kind."""
+
+    def past(self, event: str, what: What, start_ns: int, end_ns: int, reason: str | None = None) -> None:
+        """Record an event that has ended; of a function that is compiled again, `reason` says why."""
+
     def on_spent(self, spent: Spent) -> None:
         """Record a span of the thread that trains."""
 

@@ -1,19 +1,26 @@
-"""TensorFlow: functions that the program calls, batches of tf.data, steps that it annotates."""
+"""TensorFlow: functions that it traces and calls, batches of tf.data, annotated steps, checkpoints, its profiler."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
+from importlib import import_module
+from pathlib import Path
+from tempfile import gettempdir
 from time import monotonic_ns
 from typing import Any
+from uuid import uuid4
 
 from tpunb.instrument.events import What
-from tpunb.instrument.hooks import fetching, listen_to_annotations
-from tpunb.instrument.registry import Library, Priority, around
-from tpunb.instrument.sink import Sink
+from tpunb.instrument.hooks import fetching, listen_to_annotations, listen_to_calls
+from tpunb.instrument.keras import STEP_FUNCTION
+from tpunb.instrument.profiler_sessions import Sessions
+from tpunb.instrument.registry import Library, Priority, around, loaded
+from tpunb.instrument.sink import NEW_FUNCTION, Sink
 from tpunb.signals import Spent
 
 LIBRARY = Library("tensorflow", "tensorflow", ("2.18", "2.21"))
@@ -99,9 +106,164 @@ def _annotations(sink: Sink, stack: ExitStack) -> None:
     listen_to_annotations(sink, TRACE, stack)
 
 
+# -- tracing -----------------------------------------------------------------------------------------------------------
+
+CREATE_FUNCTION = LIBRARY.attribute(
+    "tensorflow.python.eager.polymorphic_function.tracing_compilation",
+    "_create_concrete_function",
+    *("function_type", "type_context", "func_graph", "tracing_options"),
+)
+_MOST_FUNCTIONS = 32  # of one name, that are known apart as they are traced again
+
+
+def _traces(sink: Sink, stack: ExitStack) -> None:
+    """Record tracings of the outermost functions."""
+    clock, traced, is_within = sink.clock, _Traced(), [False]
+
+    def trace(
+        original: Callable[..., Any], function_type: Any, type_context: Any, func_graph: Any, options: Any
+    ) -> Any:
+        if is_within[0] or not clock.trains_here:
+            return original(function_type, type_context, func_graph, options)
+        name, reason = str(getattr(options, "name", None) or "a function"), None
+        with suppress(Exception):  # of internals that have changed: the training must continue
+            reason = traced.reason(name, function_type, options)
+        is_within[0] = True
+        try:
+            with clock.during("trace", What(LIBRARY.name, "", name), reason):
+                return original(function_type, type_context, func_graph, options)
+        finally:
+            is_within[0] = False
+
+    CREATE_FUNCTION.listen(around(trace), Priority.CAPTURE, stack)
+
+
+class _Traced:
+    """Functions that were traced, for the reason why one is traced again."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, list[tuple[Any, Any]]] = {}  # by name, each with its last type
+
+    def reason(self, name: str, function_type: Any, options: Any) -> str | None:
+        """Return why a function is traced again, None for the first time."""
+        living = [(each, last) for of, last in self._last.get(name, []) if (each := of()) is not None]
+        before = next((last for each, last in living if each.function_cache is options.function_cache), None)
+        is_new = name not in self._last
+        others = [
+            (weakref.ref(each), last) for each, last in living if each.function_cache is not options.function_cache
+        ]
+        self._last[name] = [*others[-_MOST_FUNCTIONS:], (weakref.ref(options), function_type)]
+        if before is not None:
+            return _changes(before, function_type)
+        return None if is_new or name == STEP_FUNCTION or name.startswith("Dataset_") else NEW_FUNCTION
+
+
+def _changes(before: Any, now: Any) -> str:
+    """Return what differs in the arguments of two traces of one function."""
+    try:
+        old, new = before.parameters, now.parameters
+        changed = [(name, old[name].type_constraint, new[name].type_constraint) for name in new if name in old]
+        texts = [f"{name} = {_argument(kind)} (before: {_argument(was)})" for name, was, kind in changed if was != kind]
+    except (AttributeError, TypeError, ValueError):  # internals that have changed
+        texts = []
+    return ", ".join(texts) or "other arguments"
+
+
+def _argument(kind: Any) -> str:
+    """Return dtypes and shapes of an argument of a trace, its number, or the type of another value of Python."""
+    if hasattr(kind, "value"):
+        return repr(kind.value) if isinstance(kind.value, bool | int | float) else type(kind.value).__name__
+    nest = sys.modules["tensorflow"].nest
+    specs = nest.flatten(getattr(kind, "element_spec", kind), expand_composites=True)
+    return ", ".join(f"{spec.dtype.name}{spec.shape}" for spec in specs if hasattr(spec, "dtype")) or "another"
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+CHECKPOINT_WRITE, CHECKPOINT_READ = (
+    LIBRARY.attribute("tensorflow.python.checkpoint.checkpoint", f"Checkpoint.{name}") for name in ("write", "read")
+)
+SAVES = (
+    CHECKPOINT_WRITE,
+    LIBRARY.attribute("tensorflow.python.checkpoint.checkpoint", "Checkpoint.save"),
+    LIBRARY.attribute("tensorflow.python.checkpoint.checkpoint_management", "CheckpointManager.save"),
+)
+RESTORES = (
+    CHECKPOINT_READ,
+    LIBRARY.attribute("tensorflow.python.checkpoint.checkpoint", "Checkpoint.restore"),
+)
+
+# -- the first sign of a training --------------------------------------------------------------------------------------
+
+TRAINS = (LIBRARY.attribute("tensorflow", "GradientTape.__init__"),)
+"""What is called first where a process trains."""
+
+# -- its profiler ------------------------------------------------------------------------------------------------------
+
+SESSIONS = Sessions(
+    LIBRARY,
+    functions=(
+        (
+            LIBRARY.attribute("tensorflow", "profiler.experimental.start"),
+            LIBRARY.attribute("tensorflow", "profiler.experimental.stop"),
+        ),
+    ),
+    kind=LIBRARY.attribute("tensorflow.python.profiler.profiler_v2", "_pywrap_profiler.ProfilerSession", optional=True),
+    begins="start",
+    ends=("stop", "export_to_tb"),
+    keeps=("_profiler",),
+    client=LIBRARY.attribute("tensorflow.python.profiler.internal._pywrap_profiler_plugin", "trace", optional=True),
+)
+
+
+class Window:
+    """A session of its profiler in this process, which opens no port."""
+
+    def __init__(self) -> None:
+        profiler = import_module("tensorflow.python.profiler.internal._pywrap_profiler")
+        self._session, self._folder = profiler.ProfilerSession(), Path(gettempdir(), f"tpunb-{uuid4().hex}")
+        self._session.start(str(self._folder), {})  # its defaults; 2.21 takes no numbers, and warns of each
+
+    def collect(self) -> bytes:
+        """End it; return its XSpace, which holds compiled programs."""
+        try:
+            self._folder.mkdir(0o700)
+            self._session.export_to_tb()
+            (path,) = self._folder.rglob("*.xplane.pb")
+            return path.read_bytes()
+        finally:
+            self._session.stop()  # which returns no XSpace: where there can be no folder, it would go on
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def computes() -> bool:
+    """Return whether the program has imported it and initialised its devices."""
+    if LIBRARY.module() is None:
+        return False
+    context = getattr(loaded("tensorflow.python.eager.context"), "context_safe", None)
+    if not callable(context):
+        return True
+    return bool(getattr(context(), "_initialized", True)) if context() is not None else False
+
+
+def devices() -> list[str]:
+    """Return the names of its devices."""
+    return [device.name for device in sys.modules["tensorflow"].config.list_logical_devices()]
+
+
+def annotation(kind: str, number: int) -> AbstractContextManager[Any]:
+    """Return its annotation of a step."""
+    trace: AbstractContextManager[Any] = sys.modules["tensorflow"].profiler.experimental.Trace(
+        kind, step_num=number, _r=1
+    )
+    return trace
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 def listen(sink: Sink, stack: ExitStack) -> None:
     """Listen to it until the stack is closed."""
-    LIBRARY.on_import(stack, *(partial(part, sink) for part in (_calls, _batches, _annotations)))
+    LIBRARY.on_import(stack, *(partial(part, sink) for part in (_calls, _batches, _annotations, _traces)))
+    listen_to_calls(sink, "save", SAVES, stack)
+    listen_to_calls(sink, "restore", RESTORES, stack)

@@ -1,4 +1,4 @@
-"""PyTorch: batches, gradients, updates and modes of loops, annotated steps, and what torch.compile must not see.
+"""PyTorch: batches, gradients and updates of loops, annotated steps, files, groups, its profiler, torch.compile.
 
 Dynamo traces hooks and wrappers as a part of the program: with ``fullgraph=True`` these would end it, and a compiled
 module warns of global hooks.
@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
 from tpunb.instrument.events import What
-from tpunb.instrument.hooks import fetching
-from tpunb.instrument.registry import Library, Priority, around, watching
-from tpunb.instrument.sink import Result, Sink
+from tpunb.instrument.hooks import fetching, listen_to_calls
+from tpunb.instrument.profiler_sessions import Sessions
+from tpunb.instrument.registry import Library, Priority, around, loaded, watching
+from tpunb.instrument.sink import Clock, Result, Sink
 
 LIBRARY = Library("torch", "torch", ("2.7", "2.13"))
 
@@ -230,10 +231,147 @@ def _compilations(sink: Sink, stack: ExitStack) -> None:
         stack.callback(lambda: compiled in handler.start_callbacks and handler.start_callbacks.remove(compiled))
 
 
+# -- files -------------------------------------------------------------------------------------------------------------
+
+SAVE, LOAD = LIBRARY.attribute("torch", "save"), LIBRARY.attribute("torch", "load")
+
+# -- groups of processes -----------------------------------------------------------------------------------------------
+
+BEGIN_GROUP = LIBRARY.attribute("torch", "distributed.init_process_group", optional=True)
+WAITS = tuple(
+    LIBRARY.attribute("torch", f"distributed.{name}", optional=True)  # builds without it
+    for name in (
+        *("destroy_process_group", "new_group", "barrier", "monitored_barrier", "Work.wait"),
+        *("all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "broadcast_object_list", "all_gather"),
+        *("all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "gather", "gather_object", "scatter"),
+        *("scatter_object_list", "all_to_all", "all_to_all_single", "reduce_scatter", "reduce_scatter_tensor"),
+    )
+)
+"""Functions in which a rank waits for the others."""
+WRAPS = tuple(
+    LIBRARY.attribute("torch.nn.parallel.distributed", name, optional=True)
+    for name in ("_verify_param_shape_across_processes", "_sync_module_states")
+)
+"""The like, as a DistributedDataParallel is made."""
+
+
+def _groups(sink: Sink, stack: ExitStack) -> None:
+    """Record calls in which a rank waits for the others."""
+    clock, compiling = sink.clock, is_compiling()
+
+    def wait(what: What, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if compiling() or not clock.has_peers:
+            return original(*args, **kwargs)
+        with clock.during("wait", what):
+            return original(*args, **kwargs)
+
+    def begin(what: What, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        with clock.during("wait", what):
+            value = original(*args, **kwargs)
+        find_peers(clock)
+        return value
+
+    find_peers(clock)
+    for attribute in (BEGIN_GROUP, *WAITS, *WRAPS):
+        name = "DistributedDataParallel" if attribute in WRAPS else attribute.path.removeprefix("distributed.")
+        what = What(LIBRARY.name, attribute.home, name)
+        hook = around(partial(begin if attribute is BEGIN_GROUP else wait, what))
+        attribute.listen(hook, Priority.CAPTURE, stack)
+
+
+def process_group() -> tuple[int, int] | None:
+    """Return rank and size of the group of processes that the program has initialised; None without one."""
+    distributed = loaded("torch.distributed")
+    with suppress(Exception):  # a group that ends meanwhile
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank(), distributed.get_world_size()
+    return None
+
+
+def find_peers(clock: Clock) -> None:
+    """Let a clock know that other ranks train with this process, once it has a group: that may end before the run."""
+    group = process_group()
+    clock.has_peers = clock.has_peers or (group is not None and group[1] > 1)
+
+
+# -- the first signs of a training -------------------------------------------------------------------------------------
+
+TRAINS = (
+    LIBRARY.attribute("torch", "optim.Optimizer.__init__"),
+    BEGIN_GROUP,
+    BACKWARD,  # with an optimizer made before a fork, or none
+)
+"""What is called first where a process trains."""
+
+# -- its profiler ------------------------------------------------------------------------------------------------------
+
+SESSIONS = Sessions(  # which have no class: functions begin and end them
+    LIBRARY,
+    functions=(
+        (
+            LIBRARY.attribute("torch", "autograd.profiler._prepare_profiler"),
+            LIBRARY.attribute("torch", "autograd.profiler._disable_profiler"),
+        ),
+    ),
+)
+
+
+def profiles_all_threads() -> bool:
+    """Return whether the program has imported a version whose profiler records all threads."""
+    profiler = getattr(LIBRARY.module(), "profiler", None)
+    config = getattr(profiler, "_ExperimentalConfig", None)
+    if not callable(config) or not callable(getattr(profiler, "profile", None)):
+        return False
+    try:
+        config(profile_all_threads=True)
+    except Exception:  # noqa: BLE001  a version without it
+        return False
+    return True
+
+
+def is_importing() -> bool:
+    """Return whether another thread imports a part of it: its profiler imports some, which import each other."""
+    parts = [module for name, module in sys.modules.copy().items() if name == "torch" or name.startswith("torch.")]
+    return any(getattr(getattr(part, "__spec__", None), "_initializing", False) for part in parts)
+
+
+def profiler_session(*, shapes: bool) -> Any:
+    """Return a session of its profiler over all threads."""
+    profiler = sys.modules["torch"].profiler
+    kinds = profiler.ProfilerActivity
+    activities = [kinds.CPU, *([kinds.CUDA] if has_cuda() else [])]
+    config = profiler._ExperimentalConfig(profile_all_threads=True)
+    return profiler.profile(activities=activities, record_shapes=shapes, experimental_config=config)
+
+
+def has_cuda() -> bool:
+    """Return whether it can compute on GPUs of CUDA."""
+    cuda = getattr(sys.modules["torch"], "cuda", None)
+    return cuda is not None and bool(cuda.is_available())
+
+
+def devices() -> list[str]:
+    """Return the names of its devices, as in profiles."""
+    with suppress(Exception):  # a build without CUDA
+        if found := [f"/device:GPU:{n}" for n in range(sys.modules["torch"].cuda.device_count())]:
+            return found
+    return ["/device:CPU:0"]
+
+
+def annotation(kind: str, number: int) -> AbstractContextManager[Any]:
+    """Return its annotation of a step, as its profiler names steps."""
+    annotation: AbstractContextManager[Any] = sys.modules["torch"].profiler.record_function(f"ProfilerStep#{number}")
+    return annotation
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 def listen(sink: Sink, stack: ExitStack) -> None:
     """Listen to it until the stack is closed."""
-    LIBRARY.on_import(stack, *(partial(part, sink) for part in (_batches, _updates, _gradients, _annotations)))
+    LIBRARY.on_import(stack, *(partial(part, sink) for part in (_batches, _updates, _gradients, _annotations, _groups)))
     stack.enter_context(watching(COMPILE.home, partial(_compilations, sink)))
+    listen_to_calls(sink, "save", [SAVE], stack)
+    listen_to_calls(sink, "restore", [LOAD], stack)

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,12 +20,11 @@ from tpunb import signals
 from tpunb.checkpoint import Checkpoint, save
 from tpunb.checkpoint.resume import loops
 from tpunb.errors import CaptureBusy, TpunbError, check_whole, wrong_type
-from tpunb.instrument import listening
+from tpunb.instrument import jax, listening, tensorflow, torch
+from tpunb.instrument.profiler_sessions import ProfilerArbiter
 from tpunb.instrument.registry import check_imports
 from tpunb.io.run_writer import RunWriter
-from tpunb.profiler.framework_spans import FrameworkSpans
 from tpunb.profiler.loop import Loop
-from tpunb.profiler.other_profilers import ProfilerArbiter
 from tpunb.profiler.recorder import Keep
 from tpunb.profiler.schedule import Schedule
 from tpunb.profiler.session import CaptureSession, Status
@@ -235,13 +235,6 @@ def forget_parent() -> None:
     _running.clear()
 
 
-def on_import() -> None:
-    """Watch a framework from the end of its import on, instead of the next look for new imports."""
-    for session in _running:
-        for check in session.import_watchers:
-            check()
-
-
 @contextmanager
 def capture(
     dir: str | os.PathLike[str] | None = None,  # noqa: A002  the word everybody looks for
@@ -328,15 +321,14 @@ def _begin(session: CaptureSession, stack: ExitStack) -> None:
     stack.enter_context(session)
     stack.enter_context(signals.spent.connect(session.on_spent))
     stack.enter_context(signals.resumed.connect(session.resumed.append))
-    stack.enter_context(ProfilerArbiter(session.on_profiler_start, session.on_profiler_stop))
-    spans = stack.enter_context(FrameworkSpans(session.clock))
+    profilers = [library.SESSIONS for library in (tensorflow, jax, torch)]
+    stack.enter_context(ProfilerArbiter(session.on_profiler_start, session.on_profiler_stop, profilers))
     loop = Loop(session.clock)
     stack.enter_context(listening(loop))
     session.on_end = loop.close
     loop.on_launch = session.recorder.stalls.on_launch
     session.recorder.group.spawned_by = session.spawned_by
-    looks = check_imports, spans.patch_loaded, session.recorder.group.look
-    session.import_watchers += looks
+    session.import_watchers += check_imports, session.recorder.group.look, partial(torch.find_peers, session.clock)
     session.note_begin()
 
 

@@ -17,9 +17,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import wraps
 from itertools import count
 from typing import Any
 
@@ -40,17 +38,7 @@ _RANKS = {  # the variables of a process' rank, with those of their number
 }
 _ALONE = {"SLURM_PROCID", "LOCAL_RANK"}  # without a number of processes: a batch script has the first, too
 _WORKER = re.compile(r"--multiprocessing-fork|from multiprocessing\.\w+ import|\bloky\b")
-_TRAINS = {  # what is called first where a process trains: module, class or "", and name
-    "jax": [("jax", "", "grad"), ("jax", "", "value_and_grad"), ("jax.distributed", "", "initialize")],
-    "keras": [("keras.optimizers", "Optimizer", "__init__")],
-    "tensorflow": [("tensorflow", "GradientTape", "__init__")],
-    "torch": [
-        ("torch.optim", "Optimizer", "__init__"),
-        ("torch.distributed", "", "init_process_group"),
-        ("torch.autograd", "", "backward"),  # with an optimizer made before a fork, or none
-    ],
-}
-_JOBS = "hydra.core.utils"  # whose `run_job` runs a job of a search, mostly one after the other in a process
+_JOBS = "hydra.core.utils"  # runs the jobs of a search, mostly one after the other in a process
 
 
 def rank() -> str:
@@ -82,7 +70,8 @@ class FrameworkFinder:
             self._announce("")
         self._begun, self._is_forked, self._in_job = False, False, False
         self._imported_ns = 0  # when the first framework was imported
-        self._capture = ExitStack()
+        self._imported: list[str] = []  # frameworks
+        self._capture, self._jobs = ExitStack(), ExitStack()
         self._run: Any = None
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._on_fork)
@@ -133,21 +122,22 @@ class FrameworkFinder:
         self._of_parent = self._capture, self._run  # to leave its block would end its run
         self._capture, self._run, self._begun, self._is_forked = ExitStack(), None, False, True
         self._ancestor_rank = self._rank
-        if imported := [name for name in FRAMEWORKS if name in sys.modules]:
+        if self._imported:
             self._imported_ns = time.monotonic_ns()
-            for name in imported:
+            for name in self._imported:
                 self._watch(name)
 
     def _watch(self, framework: str) -> None:
         """Begin the capture at the first call of a framework that trains."""
-        for module, owner, name in _TRAINS[framework]:
-            with suppress(Exception):  # other versions; the program must continue
-                _before_first(getattr(sys.modules[module], owner) if owner else sys.modules[module], name, self.begin)
+        with suppress(Exception):  # an environment without the package; the program must continue
+            for function in importlib.import_module(f"tpunb.instrument.{framework}").TRAINS:
+                function.before_next(self.begin)
 
     def _begin(self) -> None:
         from types import SimpleNamespace
 
-        variables, in_fork = dict(os.environ), self._is_forked and "polars" in sys.modules
+        variables, python = dict(os.environ), importlib.import_module("tpunb.instrument.python")
+        in_fork = self._is_forked and python.loaded("polars") is not None
         # by name: the package knows this module, and not the other way round
         capture: Any = importlib.import_module("tpunb.profiler.capture")
         capture_arguments = importlib.import_module("tpunb.profiler.options").capture_arguments
@@ -171,8 +161,7 @@ class FrameworkFinder:
         with open(os.path.join(self._hook, os.path.basename(place)), "w", encoding="utf-8") as file:  # noqa: PTH118, PTH119, PTH123
             file.write(str(self._run.path))
         atexit.register(self.end)
-        if util := sys.modules.get("multiprocessing.util"):  # whose processes call nothing at their exit
-            util.Finalize(None, self.end, exitpriority=100)
+        python.at_exit_of_worker(self.end)
         self._announce("command" if _is_command() else "program")
 
     def _place(self, folder: str) -> str:
@@ -197,13 +186,15 @@ class FrameworkFinder:
 
     def on_import(self, module: Any) -> None:
         """Record the framework from its first use on, and end the capture before what it does at the exit."""
-        if module.__name__ == _JOBS:
-            module.run_job = _before_each(module.run_job, self._on_job)
-        elif not self._begun:
-            self._watch(module.__name__)
+        name = module.__name__
+        if name == _JOBS:
+            importlib.import_module("tpunb.instrument.hydra").before_each_job(self._on_job, self._jobs)
+            return
+        self._imported.append(name)
+        if not self._begun:
+            self._watch(name)
         elif self._run is not None and os.getpid() == self._process:
-            module.__spec__._initializing = False  # as the import system sets it in a moment
-            sys.modules["tpunb.profiler.capture"].on_import()
+            importlib.import_module("tpunb.instrument.registry").check_imports(name)
             atexit.unregister(self.end)
             atexit.register(self.end)
 
@@ -261,29 +252,6 @@ def _is_command() -> bool:
     file = getattr(sys.modules.get(name), "__file__", None)
     places = [sysconfig.get_path(name) for name in ("scripts", "purelib", "platlib", "stdlib")]
     return file is not None and os.path.abspath(file).startswith(tuple(f"{place}{os.sep}" for place in places))  # noqa: PTH100
-
-
-def _before_first(owner: Any, name: str, call: Callable[[], None]) -> None:
-    """Call before the first call of a function or method, which is then as it was."""
-    original, is_inherited = getattr(owner, name), name not in vars(owner)
-
-    @wraps(original)
-    def first(*args: Any, **kwargs: Any) -> Any:
-        if is_last := vars(owner).get(name) is first:
-            delattr(owner, name) if is_inherited else setattr(owner, name, original)
-        call()
-        return (getattr(owner, name) if is_last else original)(*args, **kwargs)  # which the call may have wrapped
-
-    setattr(owner, name, first)
-
-
-def _before_each(original: Any, call: Callable[[], None]) -> Any:
-    @wraps(original)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        call()
-        return original(*args, **kwargs)
-
-    return function
 
 
 def _start(hook: str) -> None:

@@ -65,7 +65,6 @@ class Limits:
     pace_ratio: float = 1.5  # of the step times of two paces; chosen, as in tpunb.cluster
     same_clock_ps: int = 50_000_000  # from an annotation to the host clock, which agree to microseconds; chosen
     shortest_span_ns: int = 1_000_000  # chosen: short callbacks are summed by step
-    functions: int = 32  # of one name, that are known apart as they are traced again; chosen
     first_step_ns: int = 200_000_000  # longest typical step time before the second step has ended; chosen
 
     # work in flight, and steps that the program does not mark (in_flight, loop)

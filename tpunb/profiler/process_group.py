@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
-from contextlib import suppress
 from typing import Any
 
+from tpunb.instrument import jax, torch
 from tpunb.profiler import child_capture
 
 
@@ -19,14 +18,8 @@ class ProcessGroup:
 
     def look(self) -> None:
         """Take rank and size from a group that is initialised now: it may be gone when the run ends."""
-        with suppress(Exception):  # a module that is being imported
-            torch = sys.modules.get("torch.distributed")
-            if torch is not None and torch.is_available() and torch.is_initialized():
-                self._initialised = torch.get_rank(), torch.get_world_size()
-        with suppress(Exception):
-            state = sys.modules["jax._src.distributed"].global_state  # other looks at it would start the devices
-            if state.client is not None and state.num_processes > 1:
-                self._initialised = state.process_id, state.num_processes
+        for library in (torch, jax):
+            self._initialised = library.process_group() or self._initialised
 
     def facts(self) -> dict[str, Any]:
         """Return ``group`` of ``run.json``: rank and size are null where the process trains alone, or unknown."""

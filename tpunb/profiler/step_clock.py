@@ -22,17 +22,35 @@ from time import monotonic, monotonic_ns, sleep, thread_time_ns
 from typing import Any, NamedTuple, TypeVar
 
 from tpunb.errors import warn_user
+from tpunb.instrument.events import What
+from tpunb.instrument.keras import STEP_FUNCTION, running_method
 from tpunb.instrument.sink import Result
 from tpunb.profiler.in_flight import InFlight, Work
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.stall_sampler import Progress
+from tpunb.schema import PEERS
 from tpunb.signals import Spent
+from tpunb.text import cut, plain
 
 Annotate = Callable[[str, int], AbstractContextManager[Any] | None]
 """Opens the framework's step annotation: (kind, step number) -> context manager; None while nothing traces."""
 
 S = TypeVar("S")
 T = TypeVar("T")
+
+_ACCOUNTS = {
+    "save": "checkpoint save",
+    "restore": "checkpoint restore",
+    "evaluate": "evaluation",
+    "wait": PEERS,
+    "callback": "callbacks",
+    "trace": "program startup",
+    "lower": "program startup",
+    "compile": "program startup",
+    "collect": "garbage collection",
+}
+"""The account that the time of an event belongs to."""
+_WORK = {"trace": "tracing", "lower": "lowering", "compile": "compiling"}
 
 _ANY = object()
 _WHOLE = ("fit", "evaluation", "checkpoint save", "checkpoint restore", "resuming", "tuning")  # spans of any length
@@ -353,6 +371,33 @@ class StepClock:
             yield
         finally:
             self.on_spent(Spent(account, detail, start_ns, self.leave()))
+
+    @contextmanager
+    def during(self, event: str, what: What, reason: str | None = None) -> Iterator[None]:
+        """Record the block as an event: of calls of a kind within each other, the outer is what the program does."""
+        account = _ACCOUNTS[event]
+        if not self.trains_here or self.is_in(account):
+            yield
+            return
+        start_ns, worked_ns = self.enter(account), thread_time_ns()
+        try:
+            yield
+        finally:
+            wait_ns = self.waited(start_ns, worked_ns) if event == "wait" else None
+            end_ns = self.leave()
+            self.past(event, what, start_ns if wait_ns is None else end_ns - wait_ns, end_ns, reason)
+
+    def past(self, event: str, what: What, start_ns: int, end_ns: int, reason: str | None = None) -> None:
+        """Record an event that has ended."""
+        account = _ACCOUNTS[event]
+        if end_ns - start_ns < LIMITS.shortest_span_ns and account not in _WHOLE:  # as most garbage collections
+            return
+        detail = what.name
+        if event in _WORK:
+            method = running_method() if detail == STEP_FUNCTION else None
+            detail = cut(f"{_WORK[event]} {f'the step of {method}' if method else detail}")
+            detail += f" again for {cut(plain(reason), 120)}" if reason else ""
+        self.on_spent(Spent(account, detail, start_ns, end_ns))
 
     def enter(self, account: str) -> int:
         """Let `progress` say that the program is in this account until `leave`; return the time."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tpunb.errors import TpunbError
+from tpunb.instrument.tensorflow import CHECKPOINT_READ, CHECKPOINT_WRITE
 from tpunb.text import format_error
 from tpunb.tfdata import rewrite
 from tpunb.tfdata.graph import read_datasets
@@ -22,7 +23,7 @@ def write(prefix: Path, iterator: Any) -> str:
     import tensorflow as tf
 
     try:
-        tf.train.Checkpoint(iterator=iterator).write(str(prefix))
+        CHECKPOINT_WRITE.unwrapped()(tf.train.Checkpoint(iterator=iterator), str(prefix))
     except (tf.errors.OpError, ValueError, TypeError) as error:  # the last two: distributed data
         for partial in prefix.parent.glob(f"{prefix.name}.*"):
             partial.unlink()
@@ -35,7 +36,7 @@ def read(prefix: Path, iterator: Any) -> None:
     import tensorflow as tf
 
     try:
-        tf.train.Checkpoint(iterator=iterator).read(str(prefix)).assert_consumed()
+        CHECKPOINT_READ.unwrapped()(tf.train.Checkpoint(iterator=iterator), str(prefix)).assert_consumed()
     except (tf.errors.OpError, AssertionError, ValueError) as error:
         raise TpunbError(
             f"{prefix.parent.name} was saved with a different dataset: {format_error(error)}",

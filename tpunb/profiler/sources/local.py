@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any
 
 from tpunb.errors import MissingExtra
-from tpunb.frames.hardware import this_cpu
+from tpunb.instrument import jax, torch
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.sources import xla_sessions
-from tpunb.profiler.sources.frameworks import NotInUse, annotation, in_use, installed
-from tpunb.profiler.sources.torch import Torch, usable
+from tpunb.profiler.sources.frameworks import SUPPORTED, NotInUse, annotation, facts_of, in_use
+from tpunb.profiler.sources.torch import Torch
 
 _COMPUTED = re.compile(rb"Pjit|PjRt")  # host events of JAX when it computes
-
-
-def _devices(framework: str) -> list[str]:
-    module = sys.modules[framework]
-    if framework == "jax":
-        return [str(device) for device in module.local_devices()]
-    return [device.name for device in module.config.list_logical_devices()]
 
 
 class Local:
@@ -48,25 +41,20 @@ class Local:
 
     def start(self) -> None:
         """Check that a framework is installed; none is imported."""
-        if not installed():
+        if not any(framework.LIBRARY.is_installed for framework in (*SUPPORTED, torch)):
             raise MissingExtra(
                 "neither tensorflow nor jax nor torch is installed",
                 hint="pip install 'tpunb[tensorflow]' or 'tpunb[jax]'",
             )
         self._torch.silence()
         for framework in in_use()[:1]:
-            self._record_facts(framework)
+            self._facts = facts_of(framework)
 
     def facts(self) -> dict[str, Any]:
         """Return the framework that was profiled last, its version and devices, and the CPU."""
         return dict(self._facts)
 
-    def _record_facts(self, framework: str) -> None:
-        version = sys.modules[framework].__version__
-        facts = {"framework": framework, "framework_version": version, "devices": _devices(framework)}
-        self._facts = facts | {"cpu": this_cpu()}
-
-    def _choose(self, frameworks: tuple[str, ...]) -> str:
+    def _choose(self, frameworks: tuple[ModuleType, ...]) -> ModuleType:
         """Return the framework to profile: of both JAX, unless its last window showed no computation."""
         # TensorFlow often reads the data of JAX, and JAX may have been used earlier in a notebook
         if len(frameworks) == 1 or not self._jax_rests:
@@ -90,15 +78,15 @@ class Local:
         """
         self._stopped.clear()
         while not (frameworks := in_use()):
-            if usable():
+            if torch.profiles_all_threads():
                 self._facts = self._torch.facts()
                 return self._torch.window(seconds)
             if self._stopped.wait(LIMITS.import_look_s):
                 raise NotInUse
         framework = self._choose(frameworks)
-        self._record_facts(framework)
+        self._facts = facts_of(framework)
         data = xla_sessions.window(framework, seconds, self._torch.between, self._stopped)
-        if framework == "jax":
+        if framework is jax:
             self._jax_rests = 0 if _COMPUTED.search(data) else LIMITS.jax_rest_windows
         else:
             data, self._programs = xla_sessions.split_programs(data)
@@ -106,7 +94,7 @@ class Local:
 
     def programs(self) -> bytes:
         """Return an XSpace that holds the compiled programs of the framework that was profiled last."""
-        if self._facts.get("framework") == "jax":
+        if self._facts.get("framework") == jax.LIBRARY.name:
             return xla_sessions.programs_of_jax(self._torch.between, self._stopped)
         return self._programs
 

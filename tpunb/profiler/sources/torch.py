@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 import time
 import warnings
@@ -20,32 +19,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tpunb.errors import MissingExtra, TpunbError
-from tpunb.frames.hardware import this_cpu
-from tpunb.instrument.torch import add_module_hook, compiles
+from tpunb.instrument import torch
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.sources.between_steps import BetweenSteps
-from tpunb.profiler.sources.frameworks import NotInUse, can_import, loaded
+from tpunb.profiler.sources.frameworks import NotInUse, facts_of
 from tpunb.text import format_error
-
-
-def usable() -> bool:
-    """Return whether the program has imported a PyTorch whose profiler records all threads."""
-    torch = loaded("torch")
-    profiler = getattr(torch, "profiler", None)
-    config = getattr(profiler, "_ExperimentalConfig", None)
-    if not callable(config) or not callable(getattr(profiler, "profile", None)):
-        return False
-    try:
-        config(profile_all_threads=True)
-    except Exception:  # noqa: BLE001  a version without it
-        return False
-    return True
-
-
-def _is_importing() -> bool:
-    """Return whether another thread imports a part of PyTorch: its profiler imports some, which import each other."""
-    parts = [module for name, module in sys.modules.copy().items() if name == "torch" or name.startswith("torch.")]
-    return any(getattr(getattr(part, "__spec__", None), "_initializing", False) for part in parts)
 
 
 class Modules:
@@ -86,9 +64,9 @@ class Modules:
                 if stack and stack[-1][0] == self._names.get(id(of)):
                     stack.pop()[1].__exit__(None, None, None)
 
-            self._hooks.append(add_module_hook("register_module_forward_pre_hook", enter if spans else turn))
+            self._hooks.append(torch.add_module_hook("register_module_forward_pre_hook", enter if spans else turn))
             if spans:
-                self._hooks.append(add_module_hook("register_module_forward_hook", leave, always_call=True))
+                self._hooks.append(torch.add_module_hook("register_module_forward_hook", leave, always_call=True))
 
     def _named(self, module: Any) -> str:
         kind = type(module).__name__
@@ -128,7 +106,7 @@ class Torch:
 
     def start(self) -> None:
         """Check that PyTorch is installed; it is not imported."""
-        if not can_import("torch"):
+        if not torch.LIBRARY.is_installed:
             raise MissingExtra("torch is not installed", hint="pip install torch")
         self.silence()
 
@@ -139,14 +117,7 @@ class Torch:
 
     def facts(self) -> dict[str, Any]:
         """Return its version, its devices and the CPU."""
-        torch = loaded("torch")
-        if torch is None:
-            return {}
-        devices = ["/device:CPU:0"]
-        with suppress(Exception):  # a build without CUDA
-            devices = [f"/device:GPU:{n}" for n in range(torch.cuda.device_count())] or devices
-        facts = {"framework": "torch", "framework_version": str(torch.__version__), "devices": devices}
-        return facts | {"cpu": this_cpu()}
+        return {} if torch.LIBRARY.module() is None else facts_of(torch)
 
     def announce(self, reason: str) -> None:
         """Let a first window, or the first of a phase, record shapes and modules; at the start it ends early."""
@@ -164,7 +135,7 @@ class Torch:
             When its profiler fails after the first window.
         """
         self._stopped.clear()
-        while not usable() or _is_importing():
+        while not torch.profiles_all_threads() or torch.is_importing():
             if self._stopped.wait(LIMITS.import_look_s):
                 raise NotInUse
         modules = Modules(self._evaluates)
@@ -191,11 +162,7 @@ class Torch:
         self.between.turn()
 
     def _trace(self, seconds: float, modules: Modules, *, spans: bool) -> bytes:
-        profiler = sys.modules["torch"].profiler
-        kinds = profiler.ProfilerActivity
-        activities = [kinds.CPU, *([kinds.CUDA] if self._has_cuda() else [])]
-        config = profiler._ExperimentalConfig(profile_all_threads=True)
-        session = profiler.profile(activities=activities, record_shapes=self._shapes, experimental_config=config)
+        session = torch.profiler_session(shapes=self._shapes)
 
         def start() -> tuple[float, int]:
             if (
@@ -206,7 +173,7 @@ class Torch:
                 warnings.simplefilter("ignore")
                 session.start()
             # what torch.compile has made holds only without hooks: a first step would show whether it is used
-            if self.between.boundaries > 1 and not compiles():
+            if self.between.boundaries > 1 and not torch.compiles():
                 modules.start(spans=spans)
             return time.monotonic(), self.between.boundaries
 
@@ -243,11 +210,6 @@ class Torch:
         long = time.monotonic() - begun_s >= LIMITS.shortest_window_s
         return self._starts and long and steps >= LIMITS.enough_steps + LIMITS.cut_steps
 
-    @staticmethod
-    def _has_cuda() -> bool:
-        cuda = getattr(sys.modules["torch"], "cuda", None)
-        return cuda is not None and bool(cuda.is_available())
-
     def boundary(self) -> None:
         """Do what is due between steps; for the thread that trains."""
         self.between.boundary()
@@ -265,7 +227,4 @@ class Torch:
         """Annotate a step in the window, as ``torch.profiler`` names steps; nothing in a profile of the program."""
         if not self._tracing:
             return nullcontext()
-        annotation: AbstractContextManager[Any] = sys.modules["torch"].profiler.record_function(
-            f"ProfilerStep#{number}"
-        )
-        return annotation
+        return torch.annotation(kind, number)

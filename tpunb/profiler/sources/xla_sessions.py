@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
-import sys
 import threading
 from collections.abc import Callable
-from importlib import import_module
-from pathlib import Path
-from tempfile import gettempdir
+from types import ModuleType
 from typing import Any, TypeVar
-from uuid import uuid4
 
 from tpunb.errors import TpunbError
+from tpunb.instrument import jax
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.sources.between_steps import BetweenSteps
 from tpunb.text import format_error
@@ -52,45 +48,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_threads)
 
 
-class _Jax:
-    def __init__(self, *, programs: bool = False) -> None:
-        library = import_module("jax._src.lib")
-        profiler = getattr(library, "_profiler", None) or library.xla_client.profiler
-        options = profiler.ProfileOptions()
-        # compiled programs are all of the process, each time: too much for every window
-        options.include_dataset_ops, options.enable_hlo_proto = True, programs
-        options.host_tracer_level, options.python_tracer_level = 0 if programs else LIMITS.host_tracer_level, 0
-        if hasattr(options, "raise_error_on_start_failure"):  # a version without it refuses as the session ends
-            options.raise_error_on_start_failure = True
-        self._session = profiler.ProfilerSession(options)
-
-    def collect(self) -> bytes:
-        return bytes(self._session.stop())
-
-
-class _TensorFlow:
-    def __init__(self) -> None:
-        profiler = import_module("tensorflow.python.profiler.internal._pywrap_profiler")
-        self._session, self._folder = profiler.ProfilerSession(), Path(gettempdir(), f"tpunb-{uuid4().hex}")
-        self._session.start(str(self._folder), {})  # its defaults; 2.21 takes no numbers, and warns of each
-
-    def collect(self) -> bytes:
-        try:
-            self._folder.mkdir(0o700)
-            self._session.export_to_tb()
-            (path,) = self._folder.rglob("*.xplane.pb")
-            return path.read_bytes()
-        finally:
-            self._session.stop()  # which returns no XSpace: where there can be no folder, it would go on
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-
-_SESSIONS: dict[str, Callable[[], Any]] = {"jax": _Jax, "tensorflow": _TensorFlow}
-
-
-def window(framework: str, seconds: float, between: BetweenSteps, stopped: threading.Event) -> bytes:
+def window(framework: ModuleType, seconds: float, between: BetweenSteps, stopped: threading.Event) -> bytes:
     """Profile for `seconds`, or until `stopped`; return the XSpace, which for TensorFlow holds compiled programs."""
-    session = _call(framework, _SESSIONS[framework], between, stopped)
+    session = _call(framework, framework.Window, between, stopped)
     _open.append(session)
     stopped.wait(seconds)
 
@@ -103,7 +63,7 @@ def window(framework: str, seconds: float, between: BetweenSteps, stopped: threa
 
 def programs_of_jax(between: BetweenSteps, stopped: threading.Event) -> bytes:
     """Return an XSpace without events that holds the compiled programs of JAX."""
-    return _call("jax", lambda: _Jax(programs=True).collect(), between, stopped)
+    return _call(jax, lambda: jax.Window(programs=True).collect(), between, stopped)
 
 
 def split_programs(data: bytes) -> tuple[bytes, bytes]:
@@ -133,7 +93,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     return value, len(data)
 
 
-def _call(framework: str, function: Callable[[], T], between: BetweenSteps, stopped: threading.Event) -> T:
+def _call(framework: ModuleType, function: Callable[[], T], between: BetweenSteps, stopped: threading.Event) -> T:
     """Return what a function of a profiler returns; of JAX on a GPU, the thread that trains calls it."""
 
     def call() -> T:
@@ -141,13 +101,8 @@ def _call(framework: str, function: Callable[[], T], between: BetweenSteps, stop
             return function()
 
     try:
-        return between.call(call, stopped, anywhere=False) if framework == "jax" and on_gpu() else call()
+        return between.call(call, stopped, anywhere=False) if framework is jax and jax.on_gpu() else call()
     except TpunbError:
         raise
     except Exception as error:  # of the binding
-        raise TpunbError(f"the profiler of {framework} failed: {format_error(error)}") from error
-
-
-def on_gpu() -> bool:
-    """Return whether JAX computes on GPUs."""
-    return any(device.platform == "gpu" for device in sys.modules["jax"].local_devices())
+        raise TpunbError(f"the profiler of {framework.LIBRARY.name} failed: {format_error(error)}") from error

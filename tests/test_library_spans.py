@@ -1,14 +1,17 @@
-"""Tracing, compilation, checkpoints and garbage collections of frameworks become spans of the clock."""
+"""Tracing, compilation, checkpoints and garbage collections of libraries become spans of the clock."""
 
 import gc
+import sys
 import threading
 import time
+import types
 from contextlib import contextmanager, nullcontext
 
 import pytest
 
 from tpunb.instrument import listening
-from tpunb.profiler.framework_spans import FrameworkSpans
+from tpunb.instrument.events import What
+from tpunb.profiler import step_clock
 from tpunb.profiler.loop import Loop
 from tpunb.profiler.step_clock import StepClock
 
@@ -17,7 +20,7 @@ from tpunb.profiler.step_clock import StepClock
 def spans_of(found):
     """Collect (account, detail) of the spans of the block in a list."""
     clock = StepClock(lambda kind, number: nullcontext())
-    with FrameworkSpans(clock):
+    with listening(Loop(clock)):
         yield clock
     found += [(spent.account, spent.detail) for spent in clock.take_spans()]
 
@@ -111,7 +114,11 @@ def test_jax_traces_and_compiles_by_name():
         train_of_this_test(jax.numpy.ones(3))
         train_of_this_test(jax.numpy.ones(4))
     assert of(found, "program startup").count("tracing train_of_this_test") == 2
-    assert of(found, "program startup").count("compiling jit(train_of_this_test)") == 2
+    compiled = [detail for detail in of(found, "program startup") if "compiling jit(train_of_this_test)" in detail]
+    assert compiled == [
+        "compiling jit(train_of_this_test)",
+        "compiling jit(train_of_this_test) again for float32[4] (before: float32[3])",
+    ]
 
 
 def test_an_exception_while_tracing_is_raised_and_timed():
@@ -176,7 +183,7 @@ def test_checkpoints_of_keras_are_spans(tmp_path):
     keras = pytest.importorskip("keras")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     found = []
-    with spans_of(found) as clock, listening(Loop(clock)):
+    with spans_of(found):
         model.save(tmp_path / "model.keras")
         model.save_weights(tmp_path / "model.weights.h5")
         model.load_weights(tmp_path / "model.weights.h5")
@@ -194,3 +201,115 @@ def test_everything_is_as_before_afterwards():
     with spans_of([]):
         assert tracing_compilation._create_concrete_function is not before[0]
     assert (tracing_compilation._create_concrete_function, tf.train.Checkpoint.save) == before
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """Return a function that makes modules of a library, from their names and what they hold."""
+
+    def make(**modules):
+        for name, attributes in modules.items():
+            module = types.ModuleType(name.replace("__", "."))
+            module.__dict__.update(attributes)
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    gc.disable()  # a collection is a span, too
+    yield make
+    gc.enable()
+
+
+def lasting(*_, **__):
+    time.sleep(0.005)
+
+
+def test_of_calls_within_each_other_the_outer_one_is_the_event(library):
+    class Trainer:
+        def _save_checkpoint(self):
+            self.save_model()
+
+        def save_model(self):
+            lasting()
+
+        def evaluate(self):
+            lasting()
+
+        predict = evaluate
+
+    library(transformers={}, transformers__trainer={"Trainer": Trainer})
+    found = []
+    with spans_of(found):
+        Trainer()._save_checkpoint()
+        Trainer().save_model()
+        Trainer().evaluate()
+    assert found == [
+        ("checkpoint save", "Trainer._save_checkpoint"),
+        ("checkpoint save", "Trainer.save_model"),
+        ("evaluation", "Trainer.evaluate"),
+    ]
+
+
+def test_callbacks_of_transformers_are_spans_and_may_add_another(library):
+    class Slow:
+        on_save = lasting
+
+    class Handler:
+        def __init__(self):
+            self.callbacks = [Slow()]
+
+        def call_event(self, event, args):
+            for callback in self.callbacks:
+                getattr(callback, event)(args)
+            self.callbacks.append(None)
+
+    library(transformers={}, transformers__trainer_callback={"CallbackHandler": Handler})
+    found, handler = [], Handler()
+    callbacks = handler.callbacks
+    with spans_of(found):
+        handler.call_event("on_save", 1)
+    assert found == [("callbacks", "Slow.on_save")]
+    assert handler.callbacks is callbacks
+    assert len(callbacks) == 2
+
+
+def test_hooks_of_lightning_are_spans_by_class_and_name(library):
+    class Profiler:
+        @contextmanager
+        def profile(self, action_name):
+            yield action_name
+
+    names = {"lightning": {}, "lightning__pytorch__profilers__profiler": {"Profiler": Profiler}}
+    library(**names)
+    found = []
+    with spans_of(found):
+        for action in ("[Callback]Stop{'monitor': 'loss'}.on_validation_end", "run_training_batch"):
+            with Profiler().profile(action) as value:
+                assert value == action
+                lasting()
+    assert found == [("callbacks", "Stop.on_validation_end")]
+
+
+def test_saves_of_orbax_in_the_background_are_a_fact_of_the_run(library):
+    class AsyncCheckpointer:
+        save = wait_until_finished = lasting
+
+    home = "orbax__checkpoint___src__checkpointers__async_checkpointer"
+    library(orbax={}, **{home: {"AsyncCheckpointer": AsyncCheckpointer}})
+    found = []
+    with spans_of(found) as clock:
+        AsyncCheckpointer().save()
+        AsyncCheckpointer().wait_until_finished()
+    assert found == [
+        ("checkpoint save", "AsyncCheckpointer.save"),
+        ("checkpoint save", "AsyncCheckpointer.wait_until_finished"),
+    ]
+    assert clock.metadata == {"saves": "background"}
+
+
+def test_a_wait_for_other_ranks_is_what_the_thread_does_not_work(monkeypatch):
+    clock = StepClock(lambda kind, number: nullcontext())
+    now_ns, worked_ns = iter([10, 100, 100]), iter([0, 30])
+    monkeypatch.setattr(step_clock, "monotonic_ns", lambda: 1_000_000 * next(now_ns))
+    monkeypatch.setattr(step_clock, "thread_time_ns", lambda: 1_000_000 * next(worked_ns))
+    with clock.during("wait", What("torch", "torch", "barrier")):
+        pass
+    assert clock.take_spans() == [("waiting for other ranks", "barrier", 40_000_000, 100_000_000)]

@@ -20,15 +20,19 @@ from stand_in import StandIn
 from warm_python import JAX, warm_python
 
 import tpunb as tp
+from tpunb import instrument
 from tpunb.errors import TpunbError
-from tpunb.instrument.registry import ImportHook, check_imports
-from tpunb.profiler import other_profilers
+from tpunb.instrument.profiler_sessions import ProfilerArbiter, Sessions
+from tpunb.instrument.registry import ImportHook, Library, check_imports
 from tpunb.profiler.capture import Schedule
-from tpunb.profiler.other_profilers import ProfilerArbiter
 from tpunb.profiler.sources import xla_sessions
 from tpunb.profiler.sources.between_steps import BetweenSteps
 
 ROUNDS = 3
+LIBRARIES = {
+    library.SESSIONS.library.name: library for library in (instrument.tensorflow, instrument.jax, instrument.torch)
+}
+SESSIONS = [library.SESSIONS for library in LIBRARIES.values()]
 
 
 class Windows:
@@ -56,7 +60,9 @@ class Windows:
             self._stopped.clear()
             try:
                 if self.guest is None:
-                    self.came += len(xla_sessions.window(self.framework, 30, BetweenSteps(), self._stopped)) > 0
+                    self.came += (
+                        len(xla_sessions.window(LIBRARIES[self.framework], 30, BetweenSteps(), self._stopped)) > 0
+                    )
             except TpunbError:
                 pass  # another was first
             finally:
@@ -95,7 +101,7 @@ ENABLED = {  # whether a session records
 def watched(framework):
     with (
         Windows(framework) as windows,
-        ProfilerArbiter(windows.on_profiler_start, windows.on_profiler_stop),
+        ProfilerArbiter(windows.on_profiler_start, windows.on_profiler_stop, SESSIONS),
     ):
         yield windows
 
@@ -103,7 +109,7 @@ def watched(framework):
 @contextmanager
 def arbitrating(events):
     """Record the calls of the arbiter, without any window."""
-    with ProfilerArbiter(events.append, lambda: events.append("go on")) as arbiter:
+    with ProfilerArbiter(events.append, lambda: events.append("go on"), SESSIONS) as arbiter:
         yield arbiter
 
 
@@ -435,9 +441,10 @@ def test_patches_are_removed_afterwards(tf, jax):
 
 ARRIVAL = """
 import sys
-from tpunb.profiler.other_profilers import ProfilerArbiter
+from tpunb.instrument import jax, tensorflow
+from tpunb.instrument.profiler_sessions import ProfilerArbiter
 events = []
-with ProfilerArbiter(events.append, lambda: events.append("go on")):
+with ProfilerArbiter(events.append, lambda: events.append("go on"), [tensorflow.SESSIONS, jax.SESSIONS]):
     assert not {{"tensorflow", "jax"}} & set(sys.modules)
     {code}
     assert events == [{name!r}, "go on"], events
@@ -467,8 +474,7 @@ def test_framework_imported_during_the_block_is_patched(name):
 def test_framework_on_the_path_is_patched_when_it_is_imported(toy, monkeypatch, tmp_path, own_name):
     (tmp_path / f"{own_name}.py").write_text(TOY)
     monkeypatch.syspath_prepend(str(tmp_path))
-    (place,) = other_profilers._FRAMEWORKS
-    monkeypatch.setattr(other_profilers, "_FRAMEWORKS", (dataclasses.replace(place, name=own_name, module=own_name),))
+    monkeypatch.setattr(sys.modules[__name__], "SESSIONS", [toy_sessions(own_name)])
     events = []
     with arbitrating(events):
         module = import_module(own_name)
@@ -521,19 +527,15 @@ def toy(monkeypatch):
     monkeypatch.setitem(sys.modules, "toy", module)
     exec(TOY, vars(module))
     module.profiler = types.SimpleNamespace(start=module.start, stop=module.stop)
-    place = other_profilers._Framework(
-        "toy",
-        module="toy",
-        binding="binding",
-        begins="start",
-        ends=("stop",),
-        keeps=("session",),
-        public="profiler",
-        start="start",
-        stop="stop",
-    )
-    monkeypatch.setattr(other_profilers, "_FRAMEWORKS", (place,))
+    monkeypatch.setattr(sys.modules[__name__], "SESSIONS", [toy_sessions("toy")])
     return module
+
+
+def toy_sessions(name, binding="binding"):
+    library = Library(name, name, ("1", "1"))
+    start, stop = (library.attribute(name, f"profiler.{function}") for function in ("start", "stop"))
+    kind = library.attribute(name, f"{binding}.ProfilerSession", optional=True)
+    return Sessions(library, ((start, stop),), kind, begins="start", ends=("stop",), keeps=("session",))
 
 
 def test_missing_framework_is_not_patched(toy, monkeypatch):
@@ -577,8 +579,7 @@ def test_a_refused_start_is_freed_only_where_it_is_the_one_that_is_kept(toy):
 
 
 def test_public_functions_are_patched_without_a_session_class(toy, monkeypatch):
-    (place,) = other_profilers._FRAMEWORKS
-    monkeypatch.setattr(other_profilers, "_FRAMEWORKS", (dataclasses.replace(place, binding="renamed"),))
+    monkeypatch.setattr(sys.modules[__name__], "SESSIONS", [toy_sessions("toy", "renamed")])
     events = []
     start, stop = toy.start, toy.stop
     with arbitrating(events):
@@ -602,8 +603,8 @@ def test_public_functions_are_patched_without_a_session_class(toy, monkeypatch):
 @pytest.mark.parametrize("name", ["tensorflow", "jax"])
 def test_the_public_functions_are_a_way_for_real_frameworks_too(name, tmp_path, monkeypatch):
     module = pytest.importorskip(name)
-    by_name = {framework.name: framework for framework in other_profilers._FRAMEWORKS}
-    monkeypatch.setattr(other_profilers, "_FRAMEWORKS", (dataclasses.replace(by_name[name], binding="_renamed"),))
+    sessions = dataclasses.replace(LIBRARIES[name].SESSIONS, kind=None)
+    monkeypatch.setattr(sys.modules[__name__], "SESSIONS", [sessions])
     events = []
     with arbitrating(events):
         if name == "jax":
@@ -646,7 +647,7 @@ def test_failure_to_free_the_profiler_warns_and_the_start_continues(toy):
         raise OSError("no route")
 
     with (
-        ProfilerArbiter(broken, lambda: None),
+        ProfilerArbiter(broken, lambda: None, SESSIONS),
         pytest.warns(RuntimeWarning, match="could not free the profiler for toy.*no route"),
     ):
         toy.start()
@@ -659,7 +660,7 @@ def test_interrupt_while_freeing_the_profiler_is_raised(toy):
     def interrupted(_):
         raise KeyboardInterrupt
 
-    with ProfilerArbiter(interrupted, lambda: events.append("go on")):
+    with ProfilerArbiter(interrupted, lambda: events.append("go on"), SESSIONS):
         with pytest.raises(KeyboardInterrupt):
             toy.start()
         assert toy.session is None
