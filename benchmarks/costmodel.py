@@ -35,7 +35,7 @@ import numpy as np
 import polars as pl
 
 import tpunb as tp
-from tpunb.io import hlo_graph
+from tpunb.io import hlo_names
 from tpunb.step_stats import op_names
 from tpunb.studies.ranking import CostModel, Evaluation, Measured, read_tpugraphs
 from tpunb.studies.ranking.measured import of_programs
@@ -125,7 +125,7 @@ def by_loop(data: bytes) -> tuple[list, list, np.ndarray]:
 
 def ours(data: bytes) -> tuple[pl.DataFrame, pl.DataFrame, np.ndarray]:
     """Return nodes, edges and numbers of nodes by tpunb; names that were seen before are forgotten."""
-    hlo_graph.place.cache_clear()
+    hlo_names.place.cache_clear()
     graph = tp.studies.ranking.graph(data)
     return graph.nodes, graph.edges, graph.features()
 

@@ -3,8 +3,8 @@
 ``python benchmarks/roofline.py [--quick]``. ``--quick`` takes a program of fewer layers and a tenth of the events. The
 last line is one JSON object:
 
-- ``vs_protobuf``: CPU time of a loop over the protobuf library's messages by that of `tpunb.io.hlo_cost.work`, from the
-  bytes of a transformer's training step to FLOPs and bytes of its instructions; median of interleaved pairs
+- ``vs_protobuf``: CPU time of a loop over the protobuf library's messages by that of `tpunb.costs.hlo_cost.work`, from
+  the bytes of a transformer's training step to FLOPs and bytes of its instructions; median of interleaved pairs
 - ``roofline_s``: CPU seconds of ``tp.roofline(steps, "instruction")`` after ``tp.steps`` of a million events of a TPU
 - ``flops_error``, ``bytes_error``: largest relative difference from XLA's own ``cost_analysis`` over the programs
 - ``overhead``: CPU time of captured trainings with their programs kept by that of others without: median of interleaved
@@ -39,9 +39,9 @@ from tensorflow.compiler.xla.service import hlo_pb2
 
 import tpunb as tp
 from programs import trainings
-from tpunb.io.hlo_cost import work
-from tpunb.io.protobuf_table import Messages
+from tpunb.costs.hlo_cost import work
 from tpunb.profiler.sources.local import Local
+from tpunb.protobuf.table import Messages
 
 EVENTS, QUICK_EVENTS = 1_000_000, 100_000
 BLOCKS, QUICK_BLOCKS = 24, 6  # of the transformer

@@ -33,7 +33,7 @@ import polars as pl
 import torch_programs
 
 import tpunb as tp
-from tpunb.io.torch_cost import Call, cost
+from tpunb.costs.torch_cost import Call, cost
 
 FIELDS = ("Input Dims_first", "Input type_first", "Input Strides_first", "Concrete Inputs_first")
 REPORT = """

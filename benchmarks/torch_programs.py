@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from tpunb.io.torch_cost import HEAVY, Call, cost
+from tpunb.costs.torch_cost import HEAVY, Call, cost
 
 aten, nn = torch.ops.aten, torch.nn
 FAULTS = {

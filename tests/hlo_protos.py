@@ -1,6 +1,6 @@
 """Programs as bytes: spelled instruction by instruction, and as fields of another message."""
 
-from tpunb.io.protobuf_table import Messages, text
+from tpunb.protobuf.table import Messages, text
 
 
 def varint(number):

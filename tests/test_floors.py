@@ -23,10 +23,15 @@ FLOORS = {  # from the top; what each room is for, as CONTRIBUTING prints it
         "checkpoint",
     ): "advice, comparison, quality, roofline; find checkpoints and resume",
     ("cluster", "io", "training"): "steps to phases; read and write; the state of a training",
-    ("step_stats", "tfdata", "torchdata"): "events to steps; what a tf.data pipeline is, and a DataLoader",
+    (
+        "costs",
+        "step_stats",
+        "tfdata",
+        "torchdata",
+    ): "FLOPs and bytes of operations; events to steps; what a tf.data pipeline is, and a DataLoader",
     ("frames",): "the nouns `Profile`, `Steps`, `Phases`, and the matrix of steps and operations",
     ("instrument",): "what the libraries of a program are asked to do: one module a library",
-    ("schema",): "the columns of every frame, their types and units",
+    ("protobuf", "schema"): "protobuf messages as arrays; the columns of every frame, their types and units",
     (
         "compiled",
         "errors",
@@ -40,7 +45,7 @@ ONLY_IN = {
     "vl_convert": {"charts", "widgets"},
     "IPython": {"magic", "widgets"},
     "grpc": {"profiler", "testing"},
-    "numba": {"compiled", "io", "step_stats", "frames", "cluster"},
+    "numba": {"compiled", "protobuf", "step_stats"},
 }
 NEVER_AT_THE_TOP = {
     "tensorflow",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from xprof_oracle import Oracle
 
 from tpunb import schema
-from tpunb.io import hlo
+from tpunb.costs import hlo
 
 COLUMNS = ["proto", "module", "hlo_op", "tf_op", "op_type", "opcode", "category"]
 

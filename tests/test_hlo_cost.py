@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from xprof_oracle import Oracle
 
 import tpunb as tp
-from tpunb.io import hlo_cost
-from tpunb.io.hlo_cost import WORK, work
+from tpunb.costs import hlo_cost
+from tpunb.costs.hlo_cost import WORK, work
 
 COUNTS = ["flops", "transcendentals", "bytes"]
 CONVOLUTION = "cudnn-conv.1.0"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tpunb as tp
-from tpunb.io.torch_cost import Call, cost, described, element
+from tpunb.costs.torch_cost import Call, cost, described, element
 
 FIELDS = ("Input Dims_first", "Input type_first", "Input Strides_first", "Concrete Inputs_first")
 

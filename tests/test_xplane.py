@@ -18,8 +18,9 @@ from planes import Plane
 import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile
-from tpunb.io import chrome_trace, protobuf_kernels, storage, xplane
+from tpunb.io import chrome_trace, storage, xplane
 from tpunb.io.cache import Decoded
+from tpunb.protobuf import kernels as protobuf_kernels
 from tpunb.testing import toy_window
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -26,7 +26,7 @@ import numpy as np
 from jax.experimental.layout import Format, Layout
 from scipy.optimize import nnls
 
-from tpunb.io.protobuf_table import Messages, text
+from tpunb.protobuf.table import Messages, text
 from tpunb.studies.ranking.graphs import joined, module_of
 from tpunb.studies.ranking.kernels import Kernels
 from tpunb.studies.ranking.loops import COSTS

@@ -19,10 +19,10 @@ from tpunb.analysis.roofline import Roofline, roofline
 from tpunb.analysis.run import Run, loaded
 from tpunb.analysis.run import phases as phases_of
 from tpunb.analysis.stragglers import Hosts, slow_ranks
+from tpunb.costs.torch_cost import KINDS
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
 from tpunb.frames.op_matrix import distinct_ops
-from tpunb.io.torch_cost import KINDS
 from tpunb.text import cut, duration, percent, plain, short, short_time
 
 _HIGH = 0.7  # share of MXU peak or HBM bandwidth that XProf's smart suggestions call high

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from tpunb.analysis.roofline import Roofline
-from tpunb.io.torch_cost import ATTENTION, CONVOLUTION, ELEMENTWISE, EXPERTS, PRODUCT, Call, matrices
+from tpunb.costs.torch_cost import ATTENTION, CONVOLUTION, ELEMENTWISE, EXPERTS, PRODUCT, Call, matrices
 
 _SLOW = 0.5  # efficiency below which a call is slow: as XProf calls a utilisation under 50 % low
 _LEAST = 0.05  # share of step time of a call worth a sentence

@@ -22,10 +22,11 @@ import numpy.typing as npt
 import polars as pl
 
 from tpunb import schema
+from tpunb.costs import hlo as texts
+from tpunb.costs import torch_links
 from tpunb.errors import BadProfile
 from tpunb.frames.hardware import DEVICES
-from tpunb.io import hlo as texts
-from tpunb.io import streams, torch_links
+from tpunb.io import streams
 from tpunb.io.event_ids import MULTIPLIER, flow_id, run_launch
 from tpunb.step_stats.boundaries import PYTORCH_STEP
 from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL

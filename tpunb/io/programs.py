@@ -10,11 +10,12 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
+from tpunb.costs import hlo, hlo_cost
+from tpunb.costs.hlo_graph import member_rows
 from tpunb.errors import BadProfile
-from tpunb.io import hlo, hlo_cost, hlo_graph, storage
-from tpunb.io.hlo_graph import member_rows
-from tpunb.io.protobuf_table import Ints, Messages, integer, text
+from tpunb.io import hlo_names, storage
 from tpunb.io.storage import Location
+from tpunb.protobuf.table import Ints, Messages, integer, text
 from tpunb.step_stats import op_names
 
 _MODULE, _NAME = text(1), text(1)  # of xla/service/hlo.proto
@@ -25,7 +26,7 @@ def describe(protos: Messages, ids: pl.Series) -> list[pl.DataFrame]:
     work = hlo_cost.work(protos).select("proto", "hlo_op", "dtype", "flops", "transcendentals", bytes_accessed="bytes")
     return [
         frame.with_columns(program=ids.gather(frame["proto"]))
-        for frame in (hlo.details(protos), hlo_graph.ops(protos), work)
+        for frame in (hlo.details(protos), hlo_names.ops(protos), work)
     ]
 
 
@@ -115,7 +116,7 @@ def _buffers(protos: Messages) -> pl.DataFrame:
     )
     whole = pl.DataFrame({"proto": proto, "allocation": index, "kind": kind, "allocation_bytes": size})
     whole = whole.with_columns(allocation_row=pl.int_range(pl.len()))
-    named = hlo_graph.ops(protos).select("hlo_op", "tf_op", "part", row=pl.int_range(pl.len()))
+    named = hlo_names.ops(protos).select("hlo_op", "tf_op", "part", row=pl.int_range(pl.len()))
     rows = whole.join(frame, on="allocation_row", how="left", maintain_order="left_right")
     rows = rows.join(named, on="row", how="left", maintain_order="left")
     ops = rows["tf_op"].unique().drop_nulls().cast(pl.String)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tpunb.compiled import compiled
 from tpunb.errors import BadProfile, need
-from tpunb.io.protobuf_kernels import Bytes
+from tpunb.protobuf.kernels import Bytes
 
 _BLOCK, _BLOCK_HEADER, _HEADER = 1 << 16, 24, 40
 _USABLE = _BLOCK - _BLOCK_HEADER

@@ -59,6 +59,7 @@ from tpunb.frames.profile import device_kinds
 from tpunb.frames.steps import WallClock
 from tpunb.io import logdir, parquet, storage
 from tpunb.io.storage import Location
+from tpunb.protobuf import LIMIT
 from tpunb.step_stats import aggregate, launches
 from tpunb.step_stats.numbering import Change, numbered
 from tpunb.step_stats.sample_places import Stacks, placed_samples, placed_stalls
@@ -439,7 +440,7 @@ def _fetch(files: Mapping[str, Location]) -> dict[str, _Source]:
                 elif name == TAIL:
                     sources[name] = read_file(path)
                 elif _holds_ops(name) and not long:
-                    sources[name] = read_file(path, storage.LIMIT)
+                    sources[name] = read_file(path, LIMIT)
         return sources
     contents = dict(zip(files, storage.fetch([*files.values()]), strict=True))
     if gone := [file for name, file in files.items() if contents[name] is None]:

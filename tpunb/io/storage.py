@@ -27,16 +27,11 @@ import numpy.typing as npt
 
 from tpunb.errors import BadProfile, MissingExtra, ProfileNotFound, TpunbError, wrong_type
 from tpunb.frames.conversion import METADATA_BYTES, open_file
+from tpunb.protobuf import LIMIT, PADDING
 from tpunb.text import format_error
 
 PathLike = str | os.PathLike[str]
 Bytes = npt.NDArray[np.uint8]
-
-PADDING = 32
-"""Zero bytes after the contents of a file, so that the XPlane decoder needs no copy."""
-
-LIMIT = 2**31 - PADDING
-"""Upper bound of the size of a profile in bytes, unzipped: the limit of protobuf."""
 
 PATIENCE_S = 120.0
 """Seconds until a server must respond: its client may retry for half an hour."""

@@ -19,14 +19,15 @@ import numpy.typing as npt
 import polars as pl
 
 from tpunb import schema
+from tpunb.costs import hlo
+from tpunb.costs import hlo as texts
 from tpunb.errors import BadProfile
-from tpunb.io import hlo, streams
-from tpunb.io import hlo as texts
-from tpunb.io import protobuf_kernels as loops
+from tpunb.io import streams
 from tpunb.io.cache import Extent
 from tpunb.io.programs import buffers_of, describe, protos_of
-from tpunb.io.protobuf_table import Bytes, Ints, MessageMaps, Messages, Rows, integer, text
 from tpunb.io.xstats import Mask, Numbers, StatNames, Stats, Words, as_series, as_text, first_number, first_word, nulls
+from tpunb.protobuf import kernels as loops
+from tpunb.protobuf.table import Bytes, Ints, MessageMaps, Messages, Rows, integer, text
 from tpunb.step_stats.breakdown import COUNTERS
 from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL, ITERATOR
 

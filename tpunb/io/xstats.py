@@ -19,7 +19,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.io.event_ids import flow_id, run_launch
-from tpunb.io.protobuf_table import Bytes, Ints, MessageMaps, Messages, Rows, integer, text
+from tpunb.protobuf.table import Bytes, Ints, MessageMaps, Messages, Rows, integer, text
 
 _NAME = text(2)
 _DOUBLE, _UINT64, _INT64, _STR, _BYTES, _REF = 2 << 3 | 1, integer(3), integer(4), text(5), text(6), integer(7)

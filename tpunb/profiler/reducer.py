@@ -83,7 +83,8 @@ class Reducer:
     @staticmethod
     def programs(data: bytes, ran: Mapping[int, set[str]]) -> dict[int, tuple[str, bytes]]:
         """Return name and bytes of the programs in `ran` that an XSpace holds, by id; not of others with such an id."""
-        from tpunb.io import hlo, xplane
+        from tpunb.costs import hlo
+        from tpunb.io import xplane
 
         found = dict[int, tuple[str, bytes]]()
         with suppress(BadProfile):  # damaged ones

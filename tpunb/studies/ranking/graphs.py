@@ -13,11 +13,12 @@ import numpy.typing as npt
 import polars as pl
 
 from tpunb import schema
+from tpunb.costs import hlo
+from tpunb.costs.hlo_graph import Instructions, grouped, spans
 from tpunb.errors import BadProfile, TpunbError, wrong_type
 from tpunb.frames import Profile
-from tpunb.io import hlo, hlo_graph
-from tpunb.io.hlo_graph import Instructions, grouped, spans
-from tpunb.io.protobuf_table import Ints, Messages, integer, text
+from tpunb.io import hlo_names
+from tpunb.protobuf.table import Ints, Messages, integer, text
 from tpunb.step_stats import ops
 from tpunb.studies.ranking.columns import COMPUTATIONS, EDGES, NODES
 from tpunb.studies.ranking.node_features import OPCODES, Floats32, Padding, node_features
@@ -67,8 +68,8 @@ class ProgramGraph:
             "dims": pl.Series(grouped(*shapes.numbers(3), len(shapes)), dtype=pl.List(pl.Int64())),
             "layout": pl.Series(_layouts(shapes.at(layout)), dtype=schema.NAME),
         }
-        named = hlo_graph.ops(self.protos)
-        layers = ops.map_names(named["tf_op"], lambda name: hlo_graph.place(name)[0])
+        named = hlo_names.ops(self.protos)
+        layers = ops.map_names(named["tf_op"], lambda name: hlo_names.place(name)[0])
         names = named["hlo_op"].cast(pl.String)
         times = [self.self_times.get(name) for name in names] if self.self_times else None
         (convolution,) = rows.columns(_CONVOLUTION)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from tpunb.io import hlo
-from tpunb.io.hlo_graph import Floats, Instructions, grouped
-from tpunb.io.protobuf_table import Messages, integer, text
+from tpunb.costs import hlo
+from tpunb.costs.hlo_graph import Floats, Instructions, grouped
+from tpunb.protobuf.table import Messages, integer, text
 from tpunb.studies.ranking import loops
 
 _Loop = tuple[tuple[int, tuple[int, ...]], ...]  # sizes, innermost first, each with its steps along the dimensions

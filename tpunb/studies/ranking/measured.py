@@ -12,9 +12,9 @@ import numpy.typing as npt
 import polars as pl
 
 from tpunb import schema
+from tpunb.costs import hlo_cost
 from tpunb.errors import BadProfile
-from tpunb.io import hlo_cost
-from tpunb.io.protobuf_table import Messages, text
+from tpunb.protobuf.table import Messages, text
 from tpunb.studies.ranking.columns import CONFIGURATIONS
 from tpunb.studies.ranking.graphs import joined, of_bytes
 from tpunb.studies.ranking.kernels import Kernels

@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tpunb.io.hlo_graph import Instructions, spans
-from tpunb.io.protobuf_table import Ints, Messages, integer, text
+from tpunb.costs.hlo_graph import Instructions, spans
+from tpunb.protobuf.table import Ints, Messages, integer, text
 
 Floats32 = npt.NDArray[np.float32]
 Padding = Literal[0, -1]

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from tpunb.errors import BadProfile, ProfileNotFound
-from tpunb.io.protobuf_table import Messages, integer, text
+from tpunb.protobuf.table import Messages, integer, text
 from tpunb.studies.ranking.columns import CONFIGURATIONS
 from tpunb.studies.ranking.graphs import of_bytes
 from tpunb.studies.ranking.measured import Floats, Measured

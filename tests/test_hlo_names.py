@@ -7,7 +7,7 @@ from hlo_protos import messages
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb.io import hlo_graph
+from tpunb.io import hlo_names
 from tpunb.step_stats.op_names import layer
 
 
@@ -27,7 +27,7 @@ def program(hlo_pb2, *computations):
 
 def named(*protos):
     """Return framework op and part of each instruction."""
-    rows = hlo_graph.ops(messages(*protos)).select(pl.col("hlo_op", "tf_op").cast(pl.String), "part").rows()
+    rows = hlo_names.ops(messages(*protos)).select(pl.col("hlo_op", "tf_op").cast(pl.String), "part").rows()
     return {name: (op, part) for name, op, part in rows}
 
 
@@ -109,7 +109,7 @@ def test_without_gradients_an_op_of_jax_has_no_part(hlo_pb2):
 
 def test_a_damaged_program_costs_its_own_rows_alone(hlo_pb2):
     whole = program(hlo_pb2, [("a", "add", "jit(f)/jvp(net)/add", [])])
-    assert hlo_graph.ops(messages(whole, whole[:-1], whole))["proto"].to_list() == [0, 2]
+    assert hlo_names.ops(messages(whole, whole[:-1], whole))["proto"].to_list() == [0, 2]
 
 
 def network(params, x):
@@ -175,10 +175,10 @@ def programs(draw, hlo_pb2):
 def test_any_program_ends_in_a_row_per_instruction(hlo_pb2, data):
     """Cycles, missing operands, computations that contain themselves."""
     protos = data.draw(st.lists(programs(hlo_pb2), max_size=3))
-    rows = hlo_graph.ops(messages(*protos))
+    rows = hlo_names.ops(messages(*protos))
     parsed = [hlo_pb2.HloProto.FromString(proto).hlo_module for proto in protos]
     names = [one.name for module in parsed for each in module.computations for one in each.instructions]
-    assert rows.schema == hlo_graph.OPS
+    assert rows.schema == hlo_names.OPS
     assert rows["hlo_op"].cast(pl.String).to_list() == names
     assert set(rows["part"].drop_nulls()) <= {"forward", "backward", "update", "mixed"}
     assert rows.filter(pl.col("part").is_not_null() & pl.col("tf_op").is_null()).is_empty()
@@ -186,7 +186,7 @@ def test_any_program_ends_in_a_row_per_instruction(hlo_pb2, data):
 
 @given(noise=st.binary(max_size=200))
 def test_any_bytes_are_rows_or_none(noise):
-    assert hlo_graph.ops(messages(noise)).schema == hlo_graph.OPS
+    assert hlo_names.ops(messages(noise)).schema == hlo_names.OPS
 
 
 def test_a_long_chain_without_names_is_one_pass(hlo_pb2):
@@ -195,4 +195,4 @@ def test_a_long_chain_without_names_is_one_pass(hlo_pb2):
     for number in range(1, 100_001):
         one = computation.instructions.add(id=number, name=f"copy.{number}", opcode="copy", operand_ids=[number - 1])
     one.metadata.op_name = "net/a/MatMul"
-    assert set(hlo_graph.ops(messages(proto.SerializeToString()))["tf_op"].cast(pl.String)) == {"net/a/MatMul"}
+    assert set(hlo_names.ops(messages(proto.SerializeToString()))["tf_op"].cast(pl.String)) == {"net/a/MatMul"}

@@ -1,7 +1,7 @@
 """HLO instructions of compiled programs, from the ``Hlo Proto`` of an XPlane.
 
 On GPU and CPU only the program says which framework op and which category an instruction has. Of source locations only
-the part without private paths is kept, see :func:`tpunb.io.hlo.relative`.
+the part without private paths is kept, see :func:`tpunb.costs.hlo.relative`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile
-from tpunb.io.protobuf_table import Ints, Messages, Rows, integer, text
+from tpunb.protobuf.table import Ints, Messages, Rows, integer, text
 from tpunb.text import cut
 
 # tags of xla/service/hlo.proto and xla/xla_data.proto

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import polars as pl
 
-from tpunb.io.torch_cost import HEAVY, Call, Cost, cost, described, element
+from tpunb.costs.torch_cost import HEAVY, Call, Cost, cost, described, element
 
 OPERATORS = frozenset(("cpu_op", "Operator"))
 WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"))

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tpunb.errors import BadProfile
-from tpunb.io import protobuf_kernels as loops
-from tpunb.io.protobuf_kernels import Bytes, Ints, Rows
-from tpunb.io.storage import LIMIT, PADDING
+from tpunb.protobuf import LIMIT, PADDING
+from tpunb.protobuf import kernels as loops
+from tpunb.protobuf.kernels import Bytes, Ints, Rows
 
-__all__ = ["LIMIT", "PADDING", "Bytes", "Ints", "MessageMaps", "Messages", "Rows", "integer", "text"]
+__all__ = ["Bytes", "Ints", "MessageMaps", "Messages", "Rows", "integer", "text"]
 
 _TAGS = 128  # tags below take one byte; nearly all fields of interest do
 

@@ -1,7 +1,7 @@
 """Loops over protobuf's wire format: compiled, without the GIL, safe for corrupt input.
 
 Each takes messages as start and stop positions in one buffer, and returns ``~row`` if the message of a row is corrupt.
-Zeros after the buffer (:data:`tpunb.io.storage.PADDING`) allow reading ahead: a tag and a value take at most 20 bytes.
+Zeros after the buffer (:data:`tpunb.protobuf.PADDING`) allow reading ahead: a tag and a value take at most 20 bytes.
 """
 
 from __future__ import annotations

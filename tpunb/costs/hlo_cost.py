@@ -14,9 +14,9 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.compiled import compiled
-from tpunb.io import hlo
-from tpunb.io.hlo_graph import Floats, Instructions, spans
-from tpunb.io.protobuf_table import Ints, Messages, integer, text
+from tpunb.costs import hlo
+from tpunb.costs.hlo_graph import Floats, Instructions, spans
+from tpunb.protobuf.table import Ints, Messages, integer, text
 
 WORK: schema.Schema = {
     **{name: hlo.INSTRUCTIONS[name] for name in ("proto", "hlo_op", "opcode", "category")},
