@@ -14,7 +14,7 @@ from xprof_oracle import Oracle
 import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile, NoSteps, TpunbError
-from tpunb.io import run_folder, xplane, xprof_tables
+from tpunb.io import run_folder, xplane, xprof_json
 from tpunb.io.run_writer import RunWriter
 
 TPU = "/device:TPU:0"
@@ -222,6 +222,6 @@ def test_a_memory_profile_beside_tables_of_steps_adds_to_them(tmp_path):
     ],
 )
 def test_values_of_an_exported_memory_profile_that_are_unset_or_damaged_are_null(damage, row):
-    memory = xprof_tables.memory(memory_table(snapshot(3, 10) | damage, "none"), "vm.memory_profile.json")
+    memory = xprof_json.memory(memory_table(snapshot(3, 10) | damage, "none"), "vm.memory_profile.json")
     columns = ("size_bytes", "in_use_bytes", "peak_bytes", "capacity_bytes")
     assert memory.select(columns).rows() == ([] if row is None else [row])

@@ -428,7 +428,7 @@ def pages(*tables):
         (b'{"traceEvents": []}', "a.json: JSON, but no table of XProf"),
         (pages(table([{"opName": "Iterator", "count": 3}])), "no table of a.json has steps"),
         (pages(table([{"stepnum": "4", "tooltip": "x"}])), "step '4' .* has no time"),
-        (pages(table([{"stepnum": "0", "stepTimeMs": 1e10}])), "have a time of 1.*, beyond Int64"),
+        (pages(table([{"stepnum": "0", "stepTimeMs": 1e10}])), "has a time of 1.*, beyond Int64"),
         (pages(table([{"stepnum": "0", **{f"{n}TimeMs": 1e9 for n in range(3)}}])), "lasts .* beyond Int64"),
         (pages(table([{"stepnum": "0", "stepTimeMs": 1e300}])), "beyond Int64"),
         (

@@ -12,7 +12,7 @@ from xprof_oracle import Oracle
 
 import tpunb as tp
 from tpunb.errors import BadProfile, TpunbError
-from tpunb.io import xprof_tables
+from tpunb.io import xprof_json
 
 OP = {
     **{"program_id": "12190760917235803885", "category": "convolution fusion", "hlo_op_name": "fusion.1"},
@@ -90,7 +90,7 @@ JSON = st.recursive(
 @given(st.fixed_dictionaries({key: JSON | st.just(value) for key, value in OP.items()}))
 def test_any_values_are_a_profile_or_refused(row):
     try:
-        found = xprof_tables.profile({"hlo_stats.json": json.dumps([table(row)]).encode()}, "toy", "toy")
+        found = xprof_json.op_profile({"hlo_stats.json": json.dumps([table(row)]).encode()}, "toy", "toy")
     except BadProfile:
         return
     assert tp.roofline(tp.steps(found), device="TPU v3").frame["self_ps"].item() >= 0
@@ -99,7 +99,7 @@ def test_any_values_are_a_profile_or_refused(row):
 @given(JSON)
 def test_any_json_is_a_profile_or_refused(value):
     with pytest.raises(BadProfile):
-        xprof_tables.profile({"hlo_stats.json": json.dumps(value).encode()}, "toy", "toy")
+        xprof_json.op_profile({"hlo_stats.json": json.dumps(value).encode()}, "toy", "toy")
 
 
 @pytest.mark.parametrize("tool", ["hlo_stats", "roofline_model"])

@@ -29,7 +29,6 @@ from tpunb.io import (
     storage,
     storage_benchmark,
     xprof_json,
-    xprof_tables,
 )
 from tpunb.io.host_files import ENDINGS, stem
 from tpunb.io.storage import Location, PathLike
@@ -215,7 +214,7 @@ def _step_tables(fitting: Sequence[Location], where: Location, files: Mapping[st
 
 
 def _op_tables(fitting: Sequence[Location], where: Location, files: Mapping[str, Location], engine: Any) -> Profile:
-    return _tables(fitting, where, xprof_tables.profile)
+    return _tables(fitting, where, xprof_json.op_profile)
 
 
 def _operations(
@@ -258,8 +257,8 @@ def _tables_of_2020(
 FORMATS = (
     Format((run_folder.RUN,), _run),
     Format(ENDINGS, _raw),  # XPlanes and Chrome traces
-    Format((*xprof_json.STEP_TABLES, *xprof_tables.MEMORY_ENDINGS), _step_tables),
-    Format(xprof_tables.ENDINGS, _op_tables),
+    Format((*xprof_json.STEP_TABLES, *xprof_json.MEMORY_TABLES), _step_tables),
+    Format(xprof_json.OP_TABLES, _op_tables),
     Format(("overview_page.pb", "input_pipeline.pb", "pod_viewer.pb"), _tables_of_2020),
     Format((storage_benchmark.ENDING,), _storage_benchmark),
     Format((goodput_events.ENDING,), goodput_events.read),
@@ -334,7 +333,7 @@ def _load_list(paths: Iterable[PathLike], engine: Any) -> Profile:
         raise wrong_type("load", "path", "be a path or a list of paths", paths)
     profiles, runs = list[Location](), dict[Location, Mapping[str, Location]]()
     for location in map(storage.find, paths):
-        tables = {"XProf": (*xprof_json.ENDINGS, *xprof_tables.ENDINGS), "DLIO": (storage_benchmark.ENDING,)}
+        tables = {"XProf": (*xprof_json.ENDINGS, *xprof_json.OP_TABLES), "DLIO": (storage_benchmark.ENDING,)}
         for tool, endings in tables.items():
             if location.name.endswith(endings):
                 raise TpunbError(f"{location} is a table of {tool}, not a raw profile", hint="load its folder")

@@ -22,7 +22,7 @@ from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.frames import Profile, Steps
 from tpunb.frames.steps import WallClock
-from tpunb.io.xprof_tables import as_object, text
+from tpunb.io.xprof_json import as_object, text
 from tpunb.text import plural
 
 ENDING = "_output.json"

@@ -1,4 +1,4 @@
-"""Read XProf's tables of a run, for runs without raw profiles, as a profile of stored steps.
+"""Read XProf's tables of a run, for runs without raw profiles: of steps, of operations and of memory.
 
 A table is ``{"cols": [{"id": ...}], "rows": [{"c": [{"v": ...}]}], "p": {...}}``; a file has a list of them. The pod
 viewer has an object per step and core instead.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -19,16 +21,22 @@ from tpunb import schema
 from tpunb.errors import BadProfile, not_kept
 from tpunb.frames import Profile, Steps
 from tpunb.frames.hardware import DEVICES
-from tpunb.io import xprof_tables
-from tpunb.io.xprof_tables import Object, as_object, columns, integer, number_of, objects, parsed, rows_of, text
-from tpunb.text import plural
+from tpunb.io.chrome_trace import parse
+from tpunb.step_stats import op_names
+from tpunb.text import cut, plural
 
 _STEP_TABLES = ("overview_page.json", "input_pipeline.json", "input_pipeline_analyzer.json", "pod_viewer.json")
 STEP_TABLES = (*_STEP_TABLES, *(f"{name}.gz" for name in _STEP_TABLES))
 """Endings of the names of tables with steps."""
 
-ENDINGS = (*STEP_TABLES, "hlo_stats.json", "hlo_stats.json.gz", *xprof_tables.MEMORY_ENDINGS)
-"""Endings of the names of tables that are read."""
+OP_TABLES = ("hlo_stats.json", "roofline_model.json", "hlo_stats.json.gz", "roofline_model.json.gz")
+"""Endings of the names of tables with operations; the first names programs and framework ops."""
+
+MEMORY_TABLES = ("memory_profile.json", "memory_profile.json.gz")
+"""Endings of the names of tables with allocations of memory."""
+
+ENDINGS = (*STEP_TABLES, "hlo_stats.json", "hlo_stats.json.gz", *MEMORY_TABLES)
+"""Endings of the names of tables of which `profile` reads those of one run together."""
 
 _STAGES = {  # of the input pipeline
     "demanded_file_read_us": "read on demand",
@@ -43,6 +51,10 @@ _MS, _US = 10**9, 10**6  # in picoseconds
 _MOST_PS = 2**60  # 13 days: sums of several times still fit Int64
 _MOST_CORES = 2**16
 _GIB = 2**30
+_MOST = 2**62  # sums of two still fit Int64
+_NUMBER = re.compile(r"-?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
+_ZERO_UNKNOWN = "custom-call"  # whose work XProf writes as 0
+Object = Mapping[str, Any]
 
 _STATS = [
     *("dur_ps", "device_ps", "idle_ps", "infeed_ps", "outfeed_ps", "transfer_ps", "collective_ps"),
@@ -62,7 +74,7 @@ def is_table(data: bytes) -> bool:
     if re.match(rb'(?:\xef\xbb\xbf)?\s*\[?\s*\{\s*"(cols|rows|p)"\s*:', data):
         return True
     is_object = re.match(rb"(?:\xef\xbb\xbf)?\s*\{", data)
-    return is_object is not None and (f'"{_POD}"'.encode() in data or xprof_tables.is_memory_table("", data))
+    return is_object is not None and (f'"{_POD}"'.encode() in data or is_memory_table("", data))
 
 
 def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | str) -> Profile:
@@ -108,11 +120,11 @@ def _memory(
     """Return the memory profiles among tables as one frame, the errors of damaged ones, and the other tables."""
     frames, damaged, others = [], dict[str, BadProfile](), dict[str, bytes | BadProfile]()
     for file, data in sorted(tables.items()):
-        if not xprof_tables.is_memory_table(file, b"" if isinstance(data, BadProfile) else data):
+        if not is_memory_table(file, b"" if isinstance(data, BadProfile) else data):
             others[file] = data
             continue
         try:
-            frames.append(xprof_tables.memory(data, file))
+            frames.append(memory(data, file))
         except BadProfile as error:
             damaged[file] = error
     return pl.concat(frames) if frames else None, damaged, others
@@ -237,7 +249,7 @@ class _Tables:
         percent = "total_self_time_percent"
         rows = [row for table in self._tables if percent in columns(table) for row in rows_of(table)]
         rows = [row for row in rows if row.get("category") != "copy-start"]  # copy-done has the same bytes
-        rates, percents = ([float(number_of(row.get(key)) or 0) for row in rows] for key in ("hbm_bw", percent))
+        rates, percents = ([_amount(row.get(key)) for row in rows] for key in ("hbm_bw", percent))
         used = sum(rate * share / 100 for rate, share in zip(rates, percents, strict=True))
         share = used * _GIB / (chip.bandwidth / chip.cores) if chip else 0.0
         return share if 0 < share <= 1 else None
@@ -410,15 +422,6 @@ def _host(core: Object) -> str:
     return text(core.get("hostName"))
 
 
-def _ps(value: Any, unit: int) -> int | None:
-    number = number_of(value)
-    if number is None or number < 0:
-        return None
-    if number > _MOST_PS or number * unit > _MOST_PS:
-        raise BadProfile(f"XProf's tables have a time of {value!s:.40}, beyond Int64 picoseconds")
-    return round(number * unit)
-
-
 def _distinct(numbers: Sequence[int | None]) -> list[int] | None:
     distinct = {number: None for number in numbers if number is not None}
     return [*distinct] if len(distinct) == len(numbers) else None
@@ -436,3 +439,174 @@ def _share(percent: str | None) -> float | None:
 
 def _sum(a: int | None, b: int | None) -> int | None:
     return None if a is None or b is None else a + b
+
+
+# -- tables of operations: ``hlo_stats`` and ``roofline_model`` --------------------------------------------------------
+
+
+def op_profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | str) -> Profile:
+    """Return the profile of ``hlo_stats`` or ``roofline_model``: one step of all devices with `layers`, no operations.
+
+    FLOPs and bytes are rates of the table times its total times; where one is 0 for a custom call, it is null.
+    """
+    contents = {file: parsed(data, file) for file, data in sorted(tables.items())}  # hlo_stats first
+    listed = next(filter(None, ([*_operations(top, file)] for file, top in contents.items())), [])
+    if not listed:
+        raise BadProfile(f"{source}: the tables have no operations", hint="XProf's tables of a CPU capture have none")
+    layers = pl.DataFrame(listed, schema=schema.LAYERS)
+    busy = int(layers["self_ps"].sum())
+    step = {"host": "", "step": 0, "kind": "whole", "start_ps": 0, "dur_ps": busy, "device_ps": busy, "idle_ps": None}
+    frame = pl.DataFrame([step | {"traced": "full", "rule": "whole"}])
+    firsts = [(objects(top) or [as_object(top)])[0] for top in contents.values()]
+    kind = next(filter(None, (text(as_object(first.get("p")).get("device_type")) for first in firsts)), "")
+    hardware = pl.DataFrame([("", "devices", kind, None, None, None)], schema=schema.HARDWARE, orient="row")
+    metadata = {"device kind": kind} if kind else {}
+    steps = Steps(frame, pl.DataFrame(schema=schema.OPS), name=name, read_layers=lambda: layers, metadata=metadata)
+    windows = pl.DataFrame(schema=schema.WINDOWS)
+    return Profile(name, source, windows, hardware if kind else hardware.clear(), busy, stored=steps)
+
+
+def _operations(top: Any, file: str) -> Iterator[Object]:
+    """Return the rows of ``tpunb.schema.LAYERS`` of one file."""
+    for row in chain.from_iterable(map(rows_of, objects(top) or [as_object(top)])):
+        hlo_op = row.get("hlo_op_name", row.get("operation"))
+        if not isinstance(hlo_op, str) or row.get("category") in ("IDLE", "Program", None):
+            continue
+        if row.get("step", "Total") != "Total" or row.get("include_infeed_outfeed", True) is False:
+            continue
+        total_ps, self_ps = (_ps(row.get(name), _US, file) or 0 for name in ("total_time", "total_self_time"))
+        seconds, unknown = total_ps / 1e12, row["category"] == _ZERO_UNKNOWN
+        flops = _amount(row.get("model_flop_rate")) * 1e9 * seconds
+        moved = _amount(row.get("measured_memory_bw")) * _GIB * seconds
+        tf_op = text(row.get("tf_op_name")) or None
+        shape = re.match(r"%?[^=]{1,400}= (\(.{0,400}?\)|\S{1,400}) ", str(row.get("hlo_op_expression", "")))
+        yield dict.fromkeys(schema.LAYERS) | {
+            **{"host": "", "step": 0, "side": "device", "category": str(row["category"]), "hlo_op": hlo_op},
+            "program": _program(row.get("program_id", row.get("hlo_module_id"))),
+            "tf_op": tf_op,
+            "layer": op_names.layer(tf_op) if tf_op else None,
+            "op": op_names.canonical("", tf_op) or op_names.canonical("", None, hlo_op),
+            "count": int(_amount(row.get("occurrences"))),
+            **{"total_ps": total_ps, "self_ps": self_ps},
+            "flops": None if unknown and not flops else flops,
+            "bytes": None if unknown and not moved else moved,
+            "flops_source": "profiler",
+            "shape": cut(shape[1], 120) if shape else None,
+        }
+
+
+def _program(value: Any) -> int | None:
+    """Return the id of a program as Int64, as events refer to it."""
+    written = re.fullmatch(r"\d{1,20}", str(value))
+    return (int(written[0]) + 2**63) % 2**64 - 2**63 if written and int(written[0]) else None
+
+
+# -- tables of memory --------------------------------------------------------------------------------------------------
+
+_ALLOCATORS = "memoryProfilePerAllocator"
+_LISTS = ("memoryProfileSnapshots", "sampledTimelineSnapshots")
+_SIGNS = {"ALLOCATION": 1, "DEALLOCATION": -1}
+
+
+def is_memory_table(name: str, data: bytes) -> bool:
+    """Return whether a file is such a table, by its name or its first bytes.
+
+    >>> is_memory_table("vm.memory_profile.json", b""), is_memory_table("a.json", b'{"memoryProfilePerAllocator":{}}')
+    (True, True)
+    """
+    return name.endswith(MEMORY_TABLES) or f'"{_ALLOCATORS}"'.encode() in data[:4096]
+
+
+def memory(data: bytes | BadProfile, name: str) -> pl.DataFrame:
+    """Return the allocations of one host in order of time, ``tpunb.schema.MEMORY``; the host is the name's prefix."""
+    top = parsed(data, name)
+    allocators = top.get(_ALLOCATORS, {}) if isinstance(top, dict) else None
+    if not isinstance(allocators, dict):
+        raise BadProfile(f"{name}: JSON, but no memory profile of XProf: a {type(top).__name__}")
+    host = next((name.removesuffix(ending) for ending in MEMORY_TABLES if name.endswith(ending)), "").removesuffix(".")
+    snapshots = {row for allocator, table in allocators.items() for row in _snapshot_rows(allocator, table)}
+    of_memory = {key: dtype for key, dtype in schema.MEMORY.items() if key != "host"}
+    frame = pl.DataFrame([*snapshots], schema=of_memory, orient="row").with_columns(host=pl.lit(host))
+    return schema.check(frame.sort("start_ps", "allocator", "in_use_bytes"), schema.MEMORY, "memory")
+
+
+def _snapshot_rows(allocator: str, table: Any) -> Iterator[tuple[str | int | None, ...]]:
+    """Yield (allocator, start_ps, size_bytes, in_use_bytes, peak_bytes, capacity_bytes, tf_op)."""
+    for snapshot in (each for key in _LISTS for each in objects(as_object(table).get(key))):
+        stats, activity = (as_object(snapshot.get(key)) for key in ("aggregationStats", "activityMetadata"))
+        start = integer(snapshot.get("timeOffsetPs"))
+        if start is None:
+            continue
+        size, sign = integer(activity.get("allocationBytes")), _SIGNS.get(text(activity.get("memoryActivity")))
+        heap, stack, free = (integer(stats.get(f"{n}Bytes")) for n in ("heapAllocated", "stackReserved", "freeMemory"))
+        used = None if heap is None else heap + (stack or 0)
+        op, peak = text(activity.get("tfOpName")), integer(stats.get("peakBytesInUse"))
+        change = sign * size if size and sign else None
+        capacity = None if used is None or free is None else used + free
+        yield allocator, start, change, used, peak, capacity, None if op in ("", "dummy") else op
+
+
+# -- values of JSON, which may be of any type --------------------------------------------------------------------------
+
+
+def parsed(data: bytes | BadProfile, file: str) -> Any:
+    """Parse a file, or raise why it could not be read."""
+    if isinstance(data, BadProfile):
+        raise data
+    return parse(data, file)
+
+
+def as_object(value: Any) -> Object:
+    """Return an object, empty if it is none."""
+    return value if isinstance(value, dict) else {}
+
+
+def objects(value: Any) -> list[Object]:
+    """Return the items of a list, each as an object."""
+    return [as_object(item) for item in value] if isinstance(value, list) else []
+
+
+def text(value: Any) -> str:
+    """Return text, empty if it is none."""
+    return value if isinstance(value, str) else ""
+
+
+def number_of(value: Any) -> Decimal | None:
+    """Return a number, or one written as text (int64, or a percentage in some years); None for other values."""
+    if type(value) in (int, Decimal):
+        return Decimal(value)
+    written = isinstance(value, str) and _NUMBER.fullmatch(value)
+    return Decimal(written[0]) if written else None
+
+
+def _amount(value: Any) -> float:
+    """Return a number from 0; 0 for other values."""
+    number = number_of(value)
+    return float(number) if number is not None and 0 <= number < 10**30 else 0.0
+
+
+def integer(value: Any) -> int | None:
+    """Return a whole number from 0, which may be text; None for other values."""
+    count = number_of(value)
+    return int(count) if count is not None and 0 <= count < _MOST and count == int(count) else None
+
+
+def columns(table: Object) -> list[str]:
+    """Return the ids of the columns of a table."""
+    return [text(column.get("id")) for column in objects(table.get("cols"))]
+
+
+def rows_of(table: Object) -> Iterator[Object]:
+    """Yield the rows of a table, by the ids of its columns."""
+    ids = columns(table)
+    for row in objects(table.get("rows")):
+        yield dict(zip(ids, [cell.get("v") for cell in objects(row.get("c"))], strict=False))
+
+
+def _ps(value: Any, unit: int, table: str = "a table of XProf") -> int | None:
+    number = number_of(value)
+    if number is None or number < 0:
+        return None
+    if number > _MOST_PS or number * unit > _MOST_PS:
+        raise BadProfile(f"{table} has a time of {value!s:.40}, beyond Int64 picoseconds")
+    return round(number * unit)
