@@ -96,6 +96,7 @@ def torchrun(size):
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), "program.py"]
 
 
+@pytest.mark.slow
 @needs_torch
 def test_the_only_process_of_torchrun_is_the_run(tmp_path):
     (tmp_path / "program.py").write_text(TORCH)
@@ -104,7 +105,9 @@ def test_the_only_process_of_torchrun_is_the_run(tmp_path):
 
 
 @needs_torch
-@pytest.mark.parametrize("command", ["torchrun", "spawn", "forkserver", "fork"])
+@pytest.mark.parametrize(
+    "command", ["torchrun", "spawn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", "fork"))]
+)
 def test_processes_that_train_together_are_one_job(command, tmp_path):
     (tmp_path / "program.py").write_text(TORCH)
     words = torchrun(2) if command == "torchrun" else [sys.executable, "program.py", command]

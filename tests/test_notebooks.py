@@ -13,8 +13,8 @@ from warm_python import TENSORFLOW, warm_kernels
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 BOOKS = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
 PAPER = sorted(f"paper/{path.name}" for path in (NOTEBOOKS / "paper").glob("*.ipynb"))
-# the first measure for minutes; what those of the paper show is computed by the tests of their results, one runs here
-SLOW = ("04_sweep.ipynb", "06_rank.ipynb", *(name for name in PAPER if name != "paper/4_datasets.ipynb"))
+# these tune and measure for minutes, or their results are computed by other tests: one of the paper's runs here
+SLOW = ("03_tune.ipynb", "04_sweep.ipynb", "06_rank.ipynb", *(set(PAPER) - {"paper/4_datasets.ipynb"}))
 BY_README = ("altair", "IPython", "keras", "numpy", "polars", "tensorflow", "tpunb")
 EXECUTED = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else pytest.mark.live) for name in BOOKS + PAPER]
 
@@ -206,7 +206,7 @@ def test_the_panel_is_set_from_python_and_made_static(executed):
     assert ["image/png" in bundle for bundle in stills] == [False, False, True]
 
 
-@pytest.mark.live
+@pytest.mark.slow
 def test_a_fit_resumes_exactly_and_is_tuned(executed):
     book, folder = executed("03_tune.ipynb")
     by_id = {cell.id: cell for cell in code(book)}

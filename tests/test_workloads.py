@@ -169,7 +169,13 @@ def test_each_workload_trains(name, kept):
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("name", ["bert-squad", "dcgan-cifar10", "qanet-squad", "retinanet-coco"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dcgan-cifar10",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert-squad", "qanet-squad", "retinanet-coco")),
+    ],
+)
 def test_a_model_trains_eagerly_and_its_step_is_traced(name, kept):
     """Apart from each other, as a graph is optimized and run in twice the time of both."""
     model, data = short(name).build(folder=kept)
@@ -180,7 +186,9 @@ def test_a_model_trains_eagerly_and_its_step_is_traced(name, kept):
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(("name", "steps"), [("bert-mrpc", 26), ("resnet-cifar10", 16)])
+@pytest.mark.parametrize(
+    ("name", "steps"), [("bert-mrpc", 26), pytest.param("resnet-cifar10", 16, marks=pytest.mark.slow)]
+)
 def test_labels_can_be_learned(name, steps, tmp_path):
     losses = [logs["loss"] for logs in trained(workload(name), tmp_path, steps)]  # means up to each step
     assert losses[-1] < 0.9 * losses[3]

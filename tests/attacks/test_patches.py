@@ -324,7 +324,7 @@ RUN = ("-m", "tpunb", "run", "-o", "run", "--", sys.executable)
 
 
 @pytest.mark.parametrize("order", [*permutations(BLOCKS)])
-@pytest.mark.parametrize("library", ["torch", "keras"])
+@pytest.mark.parametrize("library", ["torch", pytest.param("keras", marks=pytest.mark.slow)])
 def test_under_tpunb_run_a_capture_of_the_program_ends_that_of_the_whole_and_no_other_block(tmp_path, library, order):
     pytest.importorskip(library)
     code = {"torch": TORCH, "keras": KERAS}[library]

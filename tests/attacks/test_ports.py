@@ -5,7 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from warm_python import NOTEBOOK, warm_python
+from warm_python import NOTEBOOK, TENSORFLOW, warm_python
+from warm_python import TORCH as TORCH_MODULES
 
 LISTENING = """
 import os, sys, time
@@ -74,7 +75,7 @@ print(run._session.source.facts()["framework"], tp.load(run).windows["error"].nu
     [
         (JAX, "jax"),
         ("JIT = False" + KERAS, "tensorflow"),
-        ("JIT = True" + KERAS, "tensorflow"),
+        pytest.param("JIT = True" + KERAS, "tensorflow", marks=pytest.mark.slow),
         (TORCH, "torch"),
         ("import tensorflow as tf; tf.ones(3)" + JAX, "jax"),
     ],
@@ -84,7 +85,7 @@ def test_a_capture_opens_no_port(program, framework, tmp_path):
     for package in ("jax", "keras", "torch"):
         if f"import {package}" in program and find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    python = warm_python() if framework == "tensorflow" else warm_python(NOTEBOOK)
-    command = [*python, "-c", LISTENING + program + BLOCK, str(tmp_path / "run")]
+    modules = {"tensorflow": TENSORFLOW, "torch": TORCH_MODULES, "jax": NOTEBOOK}[framework]
+    command = [*warm_python(modules), "-c", LISTENING + program + BLOCK, str(tmp_path / "run")]
     seen = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert seen.stdout == f"{framework} True\n", seen.stderr

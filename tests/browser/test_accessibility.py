@@ -67,8 +67,13 @@ def saved(tmp_path_factory):
     return tp.explore(tp.sample("keras_cnn")).save(tmp_path_factory.mktemp("saved") / "explorer.html")
 
 
-@pytest.mark.parametrize("width", [620, 1600])
-@pytest.mark.parametrize("colours", ["dark", "light"])
+@pytest.mark.parametrize(
+    ("width", "colours"),
+    [
+        *((620, "dark"), (1600, "light")),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((620, "light"), (1600, "dark"))),
+    ],
+)
 def test_a_saved_explorer_has_no_serious_barrier(browser, saved, width, colours):
     page = listened(browser.new_page(viewport={"width": width, "height": 900}, color_scheme=colours))
     page.goto(saved.as_uri())

@@ -287,7 +287,7 @@ def keys_move(panel, method):
         assert at(panel, slider, method) == end
 
 
-@pytest.mark.parametrize("method", SLIDERS)
+@pytest.mark.parametrize("method", ["dbscan", *(pytest.param(name, marks=pytest.mark.slow) for name in [*SLIDERS][1:])])
 def test_the_mouse_drags_each_slider_to_the_value_under_it(panel, method):
     the_mouse_drags(panel, method)
 

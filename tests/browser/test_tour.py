@@ -52,13 +52,14 @@ CHARTS = (
 
 @pytest.fixture(scope="module")
 def tour(jupyter):
-    """The tour, run from top to bottom in JupyterLab."""
+    """The tour, run from top to bottom in JupyterLab; without --slow, `test_notebooks` alone runs it."""
     shutil.copy(TOUR, jupyter.folder_of(TOUR.name))
     page = jupyter.open(TOUR.name)
     run_all(page, charts=7)
     return page
 
 
+@pytest.mark.slow
 def test_no_cell_failed_and_no_chart_is_missing(tour):
     assert errors(tour) == []
     assert tour.locator("svg.marks").count() >= 7
@@ -67,6 +68,7 @@ def test_no_cell_failed_and_no_chart_is_missing(tour):
     assert "VegaLite" not in text
 
 
+@pytest.mark.slow
 def test_the_charts_have_marks_and_a_description(tour):
     has_marks_and_a_description(tour.locator("svg.marks:visible"))  # one is folded
 
@@ -81,6 +83,7 @@ def has_marks_and_a_description(charts):
         assert box["height"] > 50
 
 
+@pytest.mark.slow
 def test_light_and_dark_are_both_legible(tour, shots):
     is_legible_in_light_and_dark(tour, shots, "tour")
 
@@ -96,6 +99,7 @@ def is_legible_in_light_and_dark(page, shots, name):
         shot(page, shots, f"{name}-{colour.lower()}")
 
 
+@pytest.mark.slow
 def test_nothing_was_asked_of_the_network_and_nothing_complained(tour):
     assert tour.complaints == []
 
