@@ -80,6 +80,6 @@ def test_steps_of_an_added_library_are_recorded_and_what_its_version_lacks_is_no
     run = tp.load(tmp_path / "run")
     assert tp.steps(run).frame["step"].to_list() == [0, 1, 2, 3, 4]
     line = f"trainer_of_steps {pytest.__version__} (tried with 1.0 to 1.2): trainer_of_steps.save is missing"
-    assert run.not_known == [line]
+    assert run.misfits == [line]
     unknown = [each["what"] for each in tp.report(run).content["unknown"]]
     assert line in unknown

@@ -385,7 +385,7 @@ def _json(content: Any) -> str:
 
 
 def _unrecorded(source: Path | str, profile: Profile | None) -> Iterator[dict[str, str]]:
-    for line in () if profile is None else profile.not_known:
+    for line in () if profile is None else profile.misfits:
         yield _missing(line, "a release of tpunb that knows it: pip install -U tpunb")
     if isinstance(source, Path) and is_written(source):
         yield _missing("the rest of the run: it is still being written", "report again when it has ended")

@@ -62,7 +62,7 @@ class Profile:
         Files that could not be used, each with the reason; of a run, raw windows that were damaged when read.
     notes
         What readers of the files left out or changed, each with its count, and jumps of the clock in a run.
-    not_known
+    misfits
         Attributes that the program's versions of libraries lack, a line each: what these show was not recorded.
     is_cut
         Whether a file ends before the run does, which may be observed less than `observed`.
@@ -85,7 +85,7 @@ class Profile:
     overhead_interval: tuple[float, float] | None = None
     skipped: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
-    not_known: Sequence[str] = ()
+    misfits: Sequence[str] = ()
     is_cut: bool = False
 
     def __post_init__(self) -> None:

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from types import ModuleType
 
-from tpunb.instrument import (
-    datasets,
-    grain,
-    jax,
-    keras,
-    lightning,
-    orbax,
-    python,
-    safetensors,
-    tensorflow,
-    torch,
-    transformers,
-)
 from tpunb.instrument.sink import Sink
 
-LIBRARIES: tuple[ModuleType, ...] = (
-    *(keras, torch, jax, tensorflow, grain, datasets),
-    *(python, orbax, safetensors, transformers, lightning),
+LIBRARIES: tuple[ModuleType, ...] = tuple(
+    import_module(f"{__name__}.{name}")
+    for name in (
+        "keras",
+        "torch",
+        "jax",
+        "tensorflow",
+        "grain",
+        "datasets",
+        "python",
+        "orbax",
+        "safetensors",
+        "transformers",
+        "lightning",
+    )
 )
 """The modules of this room that a capture listens to: each has a `LIBRARY` and a function `listen`."""
 

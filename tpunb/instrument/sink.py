@@ -1,4 +1,4 @@
-"""Who is told what the libraries are asked to do: the loop of the training, and the clock of its steps."""
+"""What modules of libraries report to: the loop of a training, and the clock of its steps."""
 
 from __future__ import annotations
 

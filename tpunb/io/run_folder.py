@@ -280,7 +280,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         overhead_interval=interval,
         skipped=skipped,
         notes=notes,
-        not_known=[str(line) for line in lines] if isinstance(lines := facts.get("not_known"), list) else (),
+        misfits=[str(line) for line in lines] if isinstance(lines := facts.get("not_known"), list) else (),
         is_cut=bool(end),
     )
 
