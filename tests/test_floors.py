@@ -242,8 +242,7 @@ def test_only_the_front_door_names_studies():
 
 WRAPS = {  # modules that wrap, or set, what belongs to others, and why
     "until they listen to attributes that `instrument` declares": {
-        *("checkpoint.resume.trainers", "profiler.child_capture", "profiler.framework_spans"),
-        *("profiler.other_profilers", "training.files", "training.fit_state", "training.hidden_state"),
+        *("checkpoint.resume.trainers", "training.files", "training.fit_state", "training.hidden_state"),
         *("training.keras_hooks", "tuning.live_torch"),
     },
     "values in objects that the program has handed in": {
@@ -253,10 +252,8 @@ WRAPS = {  # modules that wrap, or set, what belongs to others, and why
 LOOKS = {  # modules that look into `sys.modules`, and why
     "until they ask `instrument`": {
         *("checkpoint.resume", "checkpoint.resume.custom_loops", "checkpoint.resume.loops"),
-        *("checkpoint.resume.trainers", "profiler.framework_spans", "profiler.other_profilers"),
-        *("profiler.process_group", "profiler.sources.frameworks", "profiler.sources.local"),
-        *("profiler.sources.torch", "profiler.sources.xla_sessions", "profiler.stall_sampler"),
-        *("torchdata.effects", "torchdata.handover", "training.files", "training.fit_data"),
+        *("checkpoint.resume.trainers", "torchdata.effects", "torchdata.handover"),
+        *("training.files", "training.fit_data"),
         *("training.fit_state", "training.keras_hooks", "training.seeds", "training.state", "training.torch_state"),
         *("tuning.live_torch", "tuning.thread_locals"),
     },

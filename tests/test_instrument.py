@@ -21,7 +21,9 @@ def modules():
 
 
 def test_each_library_that_is_declared_is_listened_to():
-    assert {each.LIBRARY.name for each in modules()} == {each.LIBRARY.name for each in instrument.LIBRARIES}
+    assert [
+        each.LIBRARY.name for each in modules() if hasattr(each, "listen") and each not in instrument.LIBRARIES
+    ] == []
 
 
 @pytest.mark.parametrize("name", sorted(each.LIBRARY.name for each in modules()))
