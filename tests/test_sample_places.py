@@ -185,7 +185,7 @@ def test_a_thread_that_runs_python_sleeps_or_waits_for_another_runs_code(tmp_pat
     thread = threading.Thread(target=getattr(program, name), args=(box if name == "wait" else stop,), daemon=True)
     thread.start()
     try:
-        until(lambda: is_code(sampled, sampled.table.add(raw.outwards(raw.stacks().get(thread.ident)))))
+        until(lambda: is_code(sampled, sampled.table.add(raw.stacks()[thread.ident])))
     finally:
         stop.set()
         box.put(None)

@@ -137,7 +137,7 @@ class Looks:
         self.stacks += 1
         if self.goes_on:
             self.progress(self.now_ns // MS)
-        return {threading.get_ident(): None}
+        return {threading.get_ident(): []}
 
     def progress(self, ms, step=None):
         self.training.progress(step, ms * MS)

@@ -13,7 +13,6 @@ import re
 import sys
 import threading
 import tokenize
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from inspect import CO_GENERATOR
@@ -37,12 +36,12 @@ _IMPORT = re.compile(r"\s*(?:import|from)\s+([\w.]+)")
 _reading = threading.Lock()
 
 
-def stacks() -> dict[int, FrameType]:
-    """Return the frame of each thread but the calling one, without what a collection of garbage calls in it.
+def stacks() -> dict[int, list[FrameType]]:
+    """Return the frames of each thread but the calling one, innermost first, without what a collection calls in it.
 
     Before Python 3.11.9 a collection of garbage while frames are read may stop all threads forever
     (https://github.com/python/cpython/issues/106883). Before Python 3.12 each frame of another thread is made as it is
-    first asked for, and a collection then may let that thread leave it meanwhile: so all are made here.
+    first asked for, and a collection then may let that thread leave it meanwhile: so all are read here.
     """
     if getattr(getattr(loaded("jax"), "config", None), "jax_check_tracer_leaks", False):
         return {}  # a frame held here keeps what JAX checks that nobody does
@@ -50,22 +49,20 @@ def stacks() -> dict[int, FrameType]:
         collects = gc.isenabled()
         gc.disable()
         try:
-            frames = sys._current_frames()
-            for frame in frames.values() if sys.version_info < (3, 12) else ():
-                deque(outwards(frame), 0)
+            innermost = sys._current_frames()
+            innermost.pop(threading.get_ident(), None)  # it would keep itself alive
+            frames = {thread: [*outwards(frame)] for thread, frame in innermost.items()}
         finally:
             if collects:
                 gc.enable()
-    frames.pop(threading.get_ident(), None)  # it would keep itself alive
     callbacks = {code for each in gc.callbacks if (code := getattr(each, "__code__", None)) is not None}
-    return {thread: _outside_collection(frame, callbacks) for thread, frame in frames.items()}
+    return {thread: stack[_in_collection(stack, callbacks) :] for thread, stack in frames.items()}
 
 
-def _outside_collection(frame: FrameType, callbacks: set[CodeType]) -> FrameType:
-    for each in islice(outwards(frame), 4):
-        if each.f_code in callbacks and each.f_back is not None:
-            return each.f_back
-    return frame
+def _in_collection(stack: list[FrameType], callbacks: set[CodeType]) -> int:
+    """Return how many of the innermost frames a collection of garbage calls."""
+    called = (number + 1 for number, frame in enumerate(stack[:4]) if frame.f_code in callbacks)
+    return min(next(called, 0), len(stack) - 1)
 
 
 def outwards(frame: FrameType | None) -> Iterator[FrameType]:

@@ -189,7 +189,7 @@ class StallSampler:
         if progress.thread in frames and self._elapsed_ns(progress) > _limit_ns(progress):
             self._seen = _Seen(progress, self._where(frames, progress), min(late_ns, self._elapsed_ns(progress)))
 
-    def _stacks(self, progress: Progress) -> dict[int, FrameType]:
+    def _stacks(self, progress: Progress) -> dict[int, list[FrameType]]:
         """Return the stacks of all threads; none if the training has gone on meanwhile."""
         frames = stacks()
         return frames if self._progress().since_ns == progress.since_ns else {}
@@ -221,8 +221,8 @@ class StallSampler:
             self._finish(now_ns if since_ns is None else since_ns)
         is_due = now_ns - self._sampled_ns >= self._idle_ns
         if progress.computes and is_due:
-            frame = stacks().get(progress.thread or 0)
-            self._keep(now_ns, progress, Where(None if frame is None else self._number(frame), ()))
+            stack = stacks().get(progress.thread or 0)
+            self._keep(now_ns, progress, Where(None if stack is None else self.stacks.add(stack), ()))
         if since_ns is None or progress.thread is None:
             return self._idle_ns
         elapsed_ns, limit_ns = now_ns - since_ns, _limit_ns(progress)
@@ -240,15 +240,12 @@ class StallSampler:
                 self._keep(now_ns, progress, where)
         return LIMITS.stall_sample_ns
 
-    def _where(self, frames: Mapping[int, FrameType], progress: Progress) -> Where:
+    def _where(self, frames: Mapping[int, list[FrameType]], progress: Progress) -> Where:
         """Return the stack of the thread that trains, and of those at work, if it may wait for them in a library."""
         thread, numbers = progress.thread or 0, list[int | None]()
-        if progress.account in (None, "data loading") and not is_user_code(frames[thread].f_code.co_filename):
-            numbers = [self._number(frame) for frame in islice(_at_work(frames, thread), LIMITS.most_threads)]
-        return Where(self._number(frames[thread]), tuple(number for number in numbers if number is not None))
-
-    def _number(self, frame: FrameType) -> int | None:
-        return self.stacks.add(outwards(frame))
+        if progress.account in (None, "data loading") and not is_user_code(frames[thread][0].f_code.co_filename):
+            numbers = [self.stacks.add(stack) for stack in islice(_at_work(frames, thread), LIMITS.most_threads)]
+        return Where(self.stacks.add(frames[thread]), tuple(number for number in numbers if number is not None))
 
     @property
     def _idle_ns(self) -> int:
@@ -297,14 +294,14 @@ def rows(stalls: Iterable[Stall], host: str, origin_ns: int) -> pl.DataFrame:
     return pl.DataFrame(data, schema=schema.STACK_STALLS, orient="row")
 
 
-def _at_work(frames: Mapping[int, FrameType], thread: int) -> Iterator[FrameType]:
-    """Yield the frames of threads that a thread may wait for: neither the profiler's, nor what waits for others."""
-    busy = {other: frame for other, frame in frames.items() if frame.f_code.co_filename not in _WAITING}
+def _at_work(frames: Mapping[int, list[FrameType]], thread: int) -> Iterator[list[FrameType]]:
+    """Yield the stacks of threads that a thread may wait for: neither the profiler's, nor what waits for others."""
+    busy = {other: stack for other, stack in frames.items() if stack[0].f_code.co_filename not in _WAITING}
     busy.pop(thread, None)
     if busy:
         skipped = {other.ident for other in threading.enumerate() if other.name.startswith("tpunb-")}
         skipped.add(threading.main_thread().ident)
-        yield from (frame for other, frame in busy.items() if other not in skipped)
+        yield from (stack for other, stack in busy.items() if other not in skipped)
 
 
 _ROWS = 86_400  # at most between two takes
