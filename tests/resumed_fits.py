@@ -161,10 +161,9 @@ def resumed(checkpoint, name):
 
 
 def chosen(folder):
-    """Return checkpoints of the first epoch, of its end, of a later epoch, and of the end of training."""
+    """Return checkpoints of the end of the first epoch, and within the last."""
     found = checkpoints(folder)
-    edge = next(one for one in found if is_edge(one))
-    return [found[0], edge, found[-2]]
+    return [next(one for one in found if is_edge(one)), found[-2]]
 
 
 def is_edge(checkpoint):

@@ -27,7 +27,7 @@ def labels_of(name, seed, method):
 
 @pytest.fixture(scope="module")
 def seeds(request):
-    return range(5 if request.config.getoption("--slow") else 2)
+    return range(5 if request.config.getoption("--slow") else 1)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

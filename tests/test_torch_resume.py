@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from examples import is_thorough
 from optional import lazy
+from warm_python import TORCH, warm_python
 
 import tpunb as tp
 from tpunb.checkpoint import checkpointing, checkpoints, restore, save
@@ -61,7 +63,8 @@ def test_a_loop_resumes_exactly_in_any_epoch(tmp_path, programs, name):
     found = checkpoints(tmp_path)
     steps = len(losses)
     assert [one.step for one in found] == list(range(3, steps + 1, 3))
-    for one in (found[0], found[2], found[-2]):  # in the first epoch, or its end, and the last
+    chosen = (found[0], found[2], found[-2]) if is_thorough() else (found[2],)
+    for one in chosen:  # in the first epoch, or its end, and the last
         assert one.exact, one.reason
         assert {"weights", "optimizer", "data position"} <= {*one.holds}
         with resume(one) as resumed:
@@ -88,8 +91,8 @@ def test_checkpoints_at_the_end_of_epochs(tmp_path, programs, name):
 
 
 def test_killed_loops_resume_in_new_processes(tmp_path, programs):
-    names = ["noisy, 2 workers", "accumulated"]
-    command = [sys.executable, programs.__file__, tmp_path, *names]
+    names = ["noisy, 2 workers", *["accumulated"] * is_thorough()]
+    command = [*warm_python(TORCH), programs.__file__, tmp_path, *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     outcomes = json.loads((tmp_path / "outcomes.json").read_text())
