@@ -90,7 +90,13 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="slow: runs with --slow"))
 
 
+_processor_s = 0.0
+"""Processor time of this process, and of others that it waited for, when the last part of a test ended."""
+
+
 def pytest_collection_finish():
+    global _processor_s
+    _processor_s = sum(os.times()[:4])
     gc.collect()
     gc.freeze()  # what was imported and collected stays until the end
 
@@ -154,20 +160,31 @@ def pytest_runtest_setup():
         seeds.forget_keras_generator()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Add to a report the processor time of its part of a test, which other workers do not change."""
+    global _processor_s
+    report, before = (yield), _processor_s
+    _processor_s = sum(os.times()[:4])
+    report.processor_s = _processor_s - before
+    return report
+
+
 def pytest_terminal_summary(terminalreporter):
-    """Print where the time went: the ten slowest files, and the sum of each kind of tests."""
-    files, kinds, counts = Counter(), Counter(), Counter()
+    """Print where the time went: the files that took most of the processors, and the sum of each kind of tests."""
+    files, kinds, counts, processors = Counter(), Counter(), Counter(), Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 kind = next((name for name in ("slow", "live") if name in report.keywords), "plain")
                 files[report.nodeid.split("::")[0]] += report.duration
+                processors[report.nodeid.split("::")[0]] += report.processor_s
                 kinds[kind] += report.duration
                 counts[kind] += report.when == "call"
     if len(files) > 10:
-        terminalreporter.section("time of tests, over all workers")
-        for name, seconds in files.most_common(10):
-            terminalreporter.line(f"{seconds:7.1f} s {name}")
+        terminalreporter.section("time of tests, over all workers; of processors without programs of a warm Python")
+        for name, seconds in processors.most_common(30):
+            terminalreporter.line(f"{files[name]:7.1f} s, of processors {seconds:7.1f} s {name}")
         for kind, seconds in kinds.most_common():
             terminalreporter.line(f"{seconds:7.1f} s {counts[kind]} {kind} tests")
 
