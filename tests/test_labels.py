@@ -6,7 +6,8 @@ from chart_checks import EVIL
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb.charts.style import faded, lanes, listed, names_of
+from tpunb.charts.style import lanes, listed, names_of
+from tpunb.studies.paper.charts.measures import faded
 from tpunb.text import plain
 
 SPANS = st.lists(st.tuples(st.floats(0, 100), st.floats(1, 50)).map(lambda at: (at[0], at[0] + at[1])), max_size=12)

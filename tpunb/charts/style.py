@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -126,24 +126,3 @@ def listed(texts: Sequence[str]) -> str:
     """
     more = len(texts) - _LISTED
     return "; ".join(texts[:_LISTED]) + (f"; and {more} more" if more > 0 else "")
-
-
-def faded(colour: str, strength: float) -> str:
-    """Return a colour with an opacity from 0 to 1, which legends show.
-
-    >>> faded("#0072B2", 0.25)
-    'rgba(0, 114, 178, 0.25)'
-    """
-    red, green, blue = bytes.fromhex(colour.removeprefix("#"))
-    return f"rgba({red}, {green}, {blue}, {strength})"
-
-
-def framed(field: str, looks: Mapping[str, tuple[str, str, list[int]]], **legend: Any) -> dict[str, Any]:
-    """Return the encodings of bars by the values of a field: the fill, frame and dash of each, in one legend."""
-    kinds = {"fill": alt.Fill, "stroke": alt.Stroke, "strokeDash": alt.StrokeDash}
-    shown = alt.Legend(orient="bottom", title=None, symbolType="square", symbolStrokeWidth=1.5, **legend)
-    scales = (alt.Scale(domain=[*looks], range=values) for values in zip(*looks.values(), strict=True))
-    return {
-        name: kind(f"{field}:N", scale=scale, legend=shown)
-        for (name, kind), scale in zip(kinds.items(), scales, strict=True)
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import altair as alt
@@ -17,8 +18,6 @@ from tpunb.charts.style import (
     PALETTE,
     WIDTH,
     cleaned,
-    faded,
-    framed,
     lanes,
     listed,
     names_of,
@@ -26,6 +25,28 @@ from tpunb.charts.style import (
 )
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.text import cut, percent, plain, plural
+
+
+def faded(colour: str, strength: float) -> str:
+    """Return a colour with an opacity from 0 to 1, which legends show.
+
+    >>> faded("#0072B2", 0.25)
+    'rgba(0, 114, 178, 0.25)'
+    """
+    red, green, blue = bytes.fromhex(colour.removeprefix("#"))
+    return f"rgba({red}, {green}, {blue}, {strength})"
+
+
+def framed(field: str, looks: Mapping[str, tuple[str, str, list[int]]], **legend: Any) -> dict[str, Any]:
+    """Return the encodings of bars by the values of a field: the fill, frame and dash of each, in one legend."""
+    kinds = {"fill": alt.Fill, "stroke": alt.Stroke, "strokeDash": alt.StrokeDash}
+    shown = alt.Legend(orient="bottom", title=None, symbolType="square", symbolStrokeWidth=1.5, **legend)
+    scales = (alt.Scale(domain=[*looks], range=values) for values in zip(*looks.values(), strict=True))
+    return {
+        name: kind(f"{field}:N", scale=scale, legend=shown)
+        for (name, kind), scale in zip(kinds.items(), scales, strict=True)
+    }
+
 
 _HOW = {  # fill, frame and dash; without colours, two of them still differ
     "measured": (PALETTE[0], PALETTE[0], [1, 0]),

@@ -17,14 +17,13 @@ from tpunb.charts.style import (
     WHOLE,
     WIDEST,
     WIDTH,
-    faded,
-    framed,
     listed,
     names_of,
     rows_of,
 )
 from tpunb.errors import TpunbError, check_whole, wrong_type
 from tpunb.frames import Phases
+from tpunb.studies.paper.charts.measures import faded, framed
 from tpunb.text import cut, percent, plain, plural
 
 Runs = Mapping[str, Phases]
