@@ -144,12 +144,17 @@ def undamaged(protos: Messages, read: Callable[[Messages], pl.DataFrame], column
         return pl.concat(frames)
 
 
-def read_instructions(protos: Messages) -> pl.DataFrame:
-    """Return the instructions of programs as `instructions`, but raise BadProfile for a damaged one."""
+def parts(protos: Messages) -> tuple[Messages, Messages, Messages, Rows]:
+    """Return modules, computations and instructions of programs, and the row of the module of each instruction."""
     modules = protos.sub(_MODULE)
     computations = modules.sub(_COMPUTATIONS)
     rows = computations.sub(_INSTRUCTIONS)
-    module = computations.parent[rows.parent]
+    return modules, computations, rows, computations.parent[rows.parent]
+
+
+def read_instructions(protos: Messages) -> pl.DataFrame:
+    """Return the instructions of programs as `instructions`, but raise BadProfile for a damaged one."""
+    modules, _, rows, module = parts(protos)
     metadata, *of_names = rows.columns(_METADATA, *NAMES)
     op_type, op_name = rows.at(metadata).columns(_OP_TYPE, _OP_NAME)
     columns = {
@@ -183,10 +188,7 @@ def _words(rows: Messages, refs: Ints) -> pl.Series:
 
 
 def _details(protos: Messages) -> pl.DataFrame:
-    modules = protos.sub(_MODULE)
-    computations = modules.sub(_COMPUTATIONS)
-    rows = computations.sub(_INSTRUCTIONS)
-    module = computations.parent[rows.parent]
+    modules, _, rows, module = parts(protos)
     name, shape, *groups = rows.columns(_NAME, _SHAPE, _GROUPS, _DEVICES)
     code, _ = rows.distinct(shape)
     shapes = [_shape(rows.at(shape[row : row + 1])) for row in np.unique(code, return_index=True)[1].tolist()]

@@ -18,7 +18,7 @@ POINTER = 8
 """Bytes of a pointer."""
 
 # tags and fields of xla/service/hlo.proto and xla/xla_data.proto
-_MODULE, _COMPUTATIONS, _INSTRUCTIONS, _SHAPE = text(1), text(3), text(2), text(3)
+_SHAPE = text(3)
 _WINDOW, _CONVOLUTION, _DOT = text(15), text(16), text(30)
 _TARGET, _CONFIG, _ID = text(28), text(43), integer(35)
 _OPERANDS, _CALLED = 36, 38
@@ -108,10 +108,8 @@ class Instructions:
     """The instructions of programs as columns; an operand or computation that is missing is the row after the last."""
 
     def __init__(self, protos: Messages) -> None:
-        modules = protos.sub(_MODULE)
-        computations = modules.sub(_COMPUTATIONS)
-        self.rows = rows = computations.sub(_INSTRUCTIONS)
-        self.proto = modules.parent[computations.parent[rows.parent]]
+        modules, computations, rows, module_of_row = hlo.parts(protos)
+        self.rows, self.proto = rows, modules.parent[module_of_row]
         self.n, self.computation = len(rows), rows.parent.astype(np.int64)
         fields = (_SHAPE, _ID, _WINDOW, _CONVOLUTION, _DOT, _TARGET, _CONFIG, *hlo.NAMES)
         shape, ids, self.window, self.convolution, self.dot, target, self.config, *self.texts = rows.columns(*fields)

@@ -78,12 +78,11 @@ def _others(kept: Mapping[tuple[str, int], Location], frame: pl.DataFrame) -> It
 
 
 # tags of xla/service/hlo.proto
-_BUFFER_MODULE, _COMPUTATIONS, _INSTRUCTIONS, _ID = text(1), text(3), text(2), integer(35)
 _ASSIGNMENT, _LOGICAL, _ALLOCATIONS, _DEFINED_AT = text(3), text(1), text(3), text(3)
 # index, size, thread-local, parameter, live out and constant
 _ALLOCATION = [integer(field) for field in (1, 2, 3, 5, 7, 12)]
 _ASSIGNED, _OF, _OFFSET, _SIZE = text(9), integer(1), integer(2), integer(3)
-_BUFFER_ID, _INSTRUCTION_ID = integer(1), integer(4)
+_ID, _BUFFER_ID, _INSTRUCTION_ID = integer(35), integer(1), integer(4)
 
 BUFFERS: schema.Schema = {"proto": pl.UInt32()} | {
     name: dtype for name, dtype in schema.BUFFERS.items() if name not in ("host", "program")
@@ -129,9 +128,7 @@ def _buffers(protos: Messages) -> pl.DataFrame:
 
 def _instructions(protos: Messages, scope: Ints, defined_at: Messages) -> Ints:
     """Return the row of the instruction that defines each buffer, -1 where there is none."""
-    modules = protos.sub(_BUFFER_MODULE)
-    computations = modules.sub(_COMPUTATIONS)
-    rows = computations.sub(_INSTRUCTIONS)
-    proto = modules.parent[computations.parent[rows.parent]].astype(np.int64)
+    modules, _, rows, module = hlo.parts(protos)
+    proto = modules.parent[module].astype(np.int64)
     defining = member_rows(proto, rows.columns(_ID)[0], scope, defined_at.columns(_INSTRUCTION_ID)[0])
     return np.where(defining < len(rows), defining, -1)
