@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ import polars as pl
 from tpunb.analysis.representatives import representative
 from tpunb.errors import KEEP_ALL, BadProfile, not_kept
 from tpunb.frames import Phases, Steps
-from tpunb.frames.conversion import write_atomically
+from tpunb.frames.export import write_trace
 from tpunb.text import cut, plain, short_time
 
 
@@ -97,10 +95,7 @@ def open_trace(phases: Phases, phase: int | None = None, path: str | os.PathLike
     if path is None:
         words = "".join(letter if letter.isalnum() else "-" for letter in plain(name)).strip("-")
         path = Path(f"{words}-step-{step}.trace.json.gz")
-    path = Path(path)
-    trace = {"displayTimeUnit": "ms", "traceEvents": [*_named(around), *_events(around)]}
-    text = json.dumps(trace, allow_nan=False, separators=(",", ":")).encode()
-    written = write_atomically(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+    written = write_trace(Path(path), [*_named(around), *_events(around)])
     return StepTrace(written, name, host, step, dur, *_session(phases.steps, host, start))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,18 @@ def chrome_trace(
     """
     hosts = pl.concat([steps["host"], windows["host"]]).unique().sort().to_list()
     pids = {host: pid for pid, host in enumerate(hosts, 1)}
-    trace = {
-        "displayTimeUnit": "ms",
-        "otherData": {"written by": "tpunb"},
-        "traceEvents": [
-            *_metadata(pids, accounts is not None),
-            *_window_events(windows, pids),
-            *_phase_events(segments(steps, "phase"), described, pids),
-            *(() if accounts is None else _account_events(accounts, pids)),
-        ],
-    }
+    events = [
+        *_metadata(pids, accounts is not None),
+        *_window_events(windows, pids),
+        *_phase_events(segments(steps, "phase"), described, pids),
+        *(() if accounts is None else _account_events(accounts, pids)),
+    ]
+    return write_trace(path, events)
+
+
+def write_trace(path: Path, events: Sequence[Mapping[str, Any]]) -> Path:
+    """Write events in Chrome's format to `path`, gzipped if it ends in ``.gz``."""
+    trace = {"displayTimeUnit": "ms", "otherData": {"written by": "tpunb"}, "traceEvents": events}
     text = json.dumps(trace, allow_nan=False, separators=(",", ":")).encode()
     return write_atomically(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
