@@ -57,6 +57,14 @@ def warm_up(framework: str) -> None:
         module.optim.Adam([module.ones(1)])
 
 
+def windows_s(run: Path) -> list[tuple[float, float]]:
+    """Return begin and end of the windows of a run in seconds since 1970."""
+    origin_s = json.loads(Path(run, "run.json").read_text())["origin_ns"] / 1e9
+    windows = tp.load(run).stored.wall.spans.filter(account="profiler", detail="window")
+    begins_s = origin_s + windows["start_ps"] / 1e12
+    return [*zip(begins_s, begins_s + windows["dur_ps"] / 1e12, strict=True)]
+
+
 def measure(name: str, repaired: bool) -> dict[str, Any]:
     """Capture a program in this process; return its verdict and its times."""
     each = PROGRAMS[name]
@@ -64,12 +72,7 @@ def measure(name: str, repaired: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         with tp.capture(Path(folder, "run"), keep="none") as run:
             each.train(run, repaired)
-        phases = tp.phases(tp.load(Path(folder, "run")))
-        origin_s = json.loads(Path(folder, "run", "run.json").read_text())["origin_ns"] / 1e9
-    windows = phases.steps.wall.spans.filter(account="profiler", detail="window")
-    ends_s = windows.select(
-        origin_s + pl.col("start_ps") / 1e12, until_s=origin_s + (pl.col("start_ps") + pl.col("dur_ps")) / 1e12
-    )
+        phases, windows = tp.phases(tp.load(Path(folder, "run"))), windows_s(Path(folder, "run"))
     answer, goodput = verdict(phases), tp.goodput(phases)
     unnamed = goodput.frame.filter(pl.col("account") == "step time deviation", pl.col("detail").is_null())
     return {
@@ -78,7 +81,7 @@ def measure(name: str, repaired: bool) -> dict[str, Any]:
         "promised_s": (answer.saves_ps or 0) / 1e12 if answer else 0.0,
         "wall_s": (goodput.wall_ps - goodput.time_ps("profiler")) / 1e12,
         "account_s": sum(goodput.time_ps(account) for account in each.accounts) / 1e12,
-        "wasted_s": wasted_s(ends_s.iter_rows()),
+        "wasted_s": wasted_s(windows),
         "deviation": float(unnamed["time_ps"].sum()) / goodput.wall_ps,
     }
 

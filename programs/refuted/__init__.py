@@ -9,11 +9,14 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
+
+from programs.wastes import untraced_s
 
 Train = Callable[["Clock"], None]
 LEAST_CAUSE = 0.1  # share of run time from which a waste has to be named: what takes less is not in the first sentence
+_WASTE = "waste"
 MOST_HEALTHY = 0.05  # share of run time up to which a program with a waste is healthy
 
 
@@ -25,52 +28,54 @@ class Clock:
     steps
         Training steps; None if a step is not defined.
     evaluations
-        Batches that are evaluated.
-    seconds
-        Time by account.
-    wasted_s
-        Time that is wasted on purpose.
+        Batches that are evaluated; None if that is not defined.
     """
 
     def __init__(self) -> None:
         self.steps: int | None = 0
         self.evaluations: int | None = 0
-        self.seconds: dict[str, float] = {}
-        self.wasted_s = 0.0
+        self._blocks: dict[str, list[tuple[float, float]]] = {}  # begin since 1970, and length, by account
         self._begin_s = time.perf_counter()
-
-    @property
-    def wall_s(self) -> float:
-        """Time since the clock was made."""
-        return time.perf_counter() - self._begin_s
 
     @contextmanager
     def account(self, name: str) -> Iterator[None]:
         """Measure a block as time of an account."""
-        begin_s = time.perf_counter()
+        time_s, begin_s = time.time(), time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin_s
+            self._blocks.setdefault(name, []).append((time_s, time.perf_counter() - begin_s))
 
-    @contextmanager
-    def waste(self) -> Iterator[None]:
+    def waste(self) -> AbstractContextManager[None]:
         """Measure a block that is wasted."""
-        begin_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.wasted_s += time.perf_counter() - begin_s
+        return self.account(_WASTE)
 
     def waited_for(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield batches, and count the time until each is there as wasted."""
-        iterator = iter(batches)
+        with self.waste():
+            iterator = iter(batches)
         while True:
             with self.waste():
                 batch = next(iterator, self)
             if batch is self:
-                return
+                break
             yield batch
+        with self.waste():
+            del iterator  # ends the processes that it started
+
+    def seconds(self, windows_s: Iterable[tuple[float, float]]) -> dict[str, float]:
+        """Return the time by account, without what windows of a profiler, begin and end, add to it."""
+        spans = [*windows_s]
+        return {name: untraced_s(blocks, spans) for name, blocks in self._blocks.items() if name != _WASTE}
+
+    def wasted_s(self, windows_s: Iterable[tuple[float, float]]) -> float:
+        """Return the time that is wasted, in the same way."""
+        return untraced_s(self._blocks.get(_WASTE, []), windows_s)
+
+    @property
+    def wasted(self) -> float:
+        """Share of the time since the clock was made that is wasted."""
+        return self.wasted_s([]) / (time.perf_counter() - self._begin_s)
 
 
 class Program(NamedTuple):
@@ -82,15 +87,15 @@ class Program(NamedTuple):
     healthy: bool | None = None  # None if nothing is known of wastes
 
     def run(self) -> dict[str, Any]:
-        """Train; return what is true of it, by the keys of ``tests/judged_runs.py``."""
+        """Train; return what is true, by the keys of ``tests/judged_runs.py``: values, or functions of the windows."""
         clock = Clock()
         self.train(clock)
-        wasted = clock.wasted_s / clock.wall_s
+        wasted = clock.wasted
         cause = {"accounts": list(self.accounts), "words": self.words} if wasted >= LEAST_CAUSE else None
         return {
             "steps": clock.steps,
             "evaluations": clock.evaluations,
-            "accounts": {account: round(seconds, 3) for account, seconds in clock.seconds.items()},
+            "accounts": clock.seconds,
             "cause": cause,
             "wasted_s": clock.wasted_s if cause else None,
             "healthy": wasted < MOST_HEALTHY if self.words else self.healthy,

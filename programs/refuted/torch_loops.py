@@ -432,7 +432,7 @@ def torch_searches_along_a_line(clock: Clock) -> None:
         loss.backward()
         return loss
 
-    for _ in range(80):
+    for _ in range(12):
         optimizer.step(closure)
         clock.steps += 1
 

@@ -28,12 +28,17 @@ def waste() -> Iterator[None]:
 
 
 def wasted_s(windows_s: Iterable[tuple[float, float]]) -> float:
-    """Return the time of all blocks; those within windows, begin and end, take no longer than the median of others."""
-    spans = [*windows_s]
-    traced = [any(begin_s < high and begin_s + dur_s > low for low, high in spans) for begin_s, dur_s in blocks_s]
-    others = [dur_s for (_, dur_s), each in zip(blocks_s, traced, strict=True) if not each]
+    """Return the time of all blocks, without what windows add to it."""
+    return untraced_s(blocks_s, windows_s)
+
+
+def untraced_s(blocks: Iterable[tuple[float, float]], windows_s: Iterable[tuple[float, float]]) -> float:
+    """Return the time of blocks; those within windows, begin and end, take no longer than the median of others."""
+    measured, spans = [*blocks], [*windows_s]
+    traced = [any(begin_s < high and begin_s + dur_s > low for low, high in spans) for begin_s, dur_s in measured]
+    others = [dur_s for (_, dur_s), each in zip(measured, traced, strict=True) if not each]
     most_s = median(others) if others else math.inf
-    return sum(min(dur_s, most_s) if each else dur_s for (_, dur_s), each in zip(blocks_s, traced, strict=True))
+    return sum(min(dur_s, most_s) if each else dur_s for (_, dur_s), each in zip(measured, traced, strict=True))
 
 
 class Program(NamedTuple):
