@@ -20,6 +20,11 @@ runs of 10 s. The last line is one JSON object:
 ``gc``
     Processor time of a full collection of garbage in a capture of PyTorch that has reduced a window, by that before it.
     These three are of new processes: medians of three, of one with ``--quick``.
+``event_us``
+    Microseconds in which the thread that trains adds an event.
+``step_us``
+    Microseconds of its processor time, by framework, that a capture without windows adds to a step of an ordinary loop:
+    JAX, PyTorch with a DataLoader, and ``fit`` of Keras. The medians of pairs of a plain and a captured training.
 ``bytes_ratio``
     Bytes of the XPlanes of the continuous runs divided by those of the statistics kept.
 """
@@ -36,6 +41,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -48,11 +54,14 @@ sys.path.extend(map(str, Path(__file__).parents[:2]))  # whichever way this file
 import tpunb as tp
 from programs import trainings
 from tpunb.instrument import listening
+from tpunb.instrument.events import MOST_A_SECOND, EventLog, What
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.capture import Run, Schedule
 from tpunb.profiler.loop import Loop
+from tpunb.profiler.recorder import journal_row
 from tpunb.profiler.sources.frameworks import annotation
 from tpunb.profiler.step_clock import StepClock
+from tpunb.training.program import user_frame
 
 MINUTE_WINDOWS = 3 + 5  # per minute by the default schedule without new steps: three, then one per 10 s
 QUICK_S = 20.0  # after which `--quick` starts no pair
@@ -228,8 +237,40 @@ def tickers(folder: Path, times: int = 2_000) -> tuple[float, float, float, floa
         marked = each_us(hooks) - unmarked
     plain, writer = each_us(by_hand), RunWriter(folder)
     writer.open()
-    clock.on_step = lambda record: writer.step((*record[:8], None, None))
+    clock.on_step = lambda record: writer.step(journal_row(record, None))
     return plain, each_us(by_hand) - plain, marked, each_us(annotated)
+
+
+def event_us() -> float:
+    """Return the microseconds that the thread that trains takes to add an event, which is not counted beside others."""
+    log, what, key = EventLog(user_frame), What.of("benchmarks", event_us), iter(range(1000))
+
+    def rounds_us(number: int = MOST_A_SECOND) -> float:
+        add, of = log.add, next(key)
+        return timeit.timeit(lambda: add("call", what, of, 1000, 2000), number=number) / number * 1e6
+
+    return min(rounds_us() for _ in range(50))  # interruptions only add
+
+
+def step_us(folder: Path, pairs: int, steps: int = 200) -> dict[str, float]:
+    """Return the microseconds of processor time, by framework, that a capture adds to a step in the training thread."""
+
+    def thread_s(train: trainings.Train) -> float:
+        begin_s = time.thread_time()
+        train(steps, None)
+        return time.thread_time() - begin_s
+
+    added_us: dict[str, float] = {}
+    for name, build in (("keras", trainings.by_keras), ("jax", trainings.by_jax), ("torch", trainings.by_torch)):
+        train, took_us = build(64), list[float]()
+        train(20, None)  # compiles
+        for at in range(pairs):
+            plain_s = thread_s(train)
+            with tp.capture(folder / f"{name}-{at}", schedule=Schedule.ticks(), keep="none"):
+                train(20, None)  # first calls are looked at
+                took_us.append((thread_s(train) - plain_s) / steps * 1e6)
+        added_us[name] = round(statistics.median(took_us), 1)
+    return added_us
 
 
 _ENTRY = """
@@ -344,6 +385,7 @@ def main() -> None:
         for case in cases:
             result[case.name] = report(case, trained(case.by, case.step_s)[1], done[case.name], quick=options.quick)
         result |= of_processes(Path(name), 1 if options.quick else 3)
+        result |= {"event_us": round(event_us(), 2), "step_us": step_us(Path(name), 3 if options.quick else 9)}
         result["bytes_ratio"] = round(kept(sorted(Path(name).glob("continuous*"))), 1)
     print(json.dumps({name: ratio for name, ratio in result.items() if name != "default_5ms, JAX"}))
 

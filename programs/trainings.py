@@ -1,4 +1,4 @@
-"""Trainings of any size, with dense layers of one width: in Keras on TensorFlow, and in JAX."""
+"""Trainings of any size, with dense layers of one width: in Keras on TensorFlow, in JAX, and in PyTorch."""
 
 from __future__ import annotations
 
@@ -32,6 +32,27 @@ def by_keras(width: int) -> Train:
     model = keras.Sequential([keras.Input((width,)), *layers, keras.layers.Dense(10)])
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     return lambda steps, _: model.fit(data, steps_per_epoch=steps, shuffle=False, verbose=0)
+
+
+def by_torch(width: int) -> Train:
+    """Return the training of such a model in PyTorch: a custom loop over a DataLoader, which marks no steps."""
+    import torch
+
+    torch.set_num_threads(1)
+    layers = [layer for _ in range(LAYERS) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    rows = torch.utils.data.TensorDataset(torch.ones(8 * BATCH, width))
+
+    def train(steps: int, _: Run | None) -> None:
+        while steps > 0:
+            for (batch,) in torch.utils.data.DataLoader(rows, batch_size=BATCH):
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+                steps -= 1
+
+    return train
 
 
 def by_jax(width: int) -> Train:

@@ -14,6 +14,7 @@ import tpunb as tp
 from tpunb import signals
 from tpunb.io import formats, job_folder, storage
 from tpunb.io.job_folder import Process, places
+from tpunb.io.run_folder import JournalRow
 from tpunb.io.run_writer import RunWriter
 
 LAUNCHER = Process("process1", 0, 0, 100)
@@ -182,7 +183,7 @@ def test_a_journal_of_spans_alone_is_no_step(tmp_path):
     for write in (
         lambda: None,
         lambda: writer.span(spent),
-        lambda: writer.step((0, "train", 1, 2, None, None, None, "mark", 0, None)),
+        lambda: writer.step(JournalRow(0, "train", 1, 2, found_by="mark", before=0)),
     ):
         write()
         steps.append(job_folder.read("process1", storage.find(tmp_path / "job").below()).steps)

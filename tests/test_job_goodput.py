@@ -24,6 +24,7 @@ from tpunb.errors import BadProfile, IncompatibleRuns, ProfileNotFound
 from tpunb.frames import Steps
 from tpunb.frames.steps import WallClock
 from tpunb.io import run_folder
+from tpunb.io.run_folder import JournalRow
 from tpunb.io.run_writer import RunWriter
 from tpunb.step_stats import aggregate
 
@@ -183,7 +184,7 @@ def test_the_journal_has_the_steps_after_the_last_part_until_the_run_ends(tmp_pa
     writer = write(tmp_path / "a", 0, steps(10), steps_before=0)
     for number, start, end in [*steps(12)][9:]:  # the first of them is in the part
         times = (START_NS + start * 10**9, START_NS + end * 10**9)
-        writer.step((number, "train", *times, 5 * 10**6, None, None, "keras", 40, None))
+        writer.step(JournalRow(number, "train", *times, input_ns=5 * 10**6, found_by="keras", before=40))
     frame = tp.load(tmp_path / "a").stored.frame
     assert frame["step"].to_list() == [*range(12)]
     assert frame.select("start_ps", "dur_ps", "kind", "input_ps", "callbacks_ps").row(-1) == (
@@ -196,7 +197,7 @@ def test_the_journal_has_the_steps_after_the_last_part_until_the_run_ends(tmp_pa
         assert tp.load(tmp_path / "a").stored.frame["step"].to_list()[:10] == [*range(10)]
     writer.facts({"name": "a", "host": "toy", "origin_ns": START_NS, "state": "finished", "span_ps": 20 * S})
     assert not (tmp_path / "a" / run_folder.LATEST).exists()
-    writer.step((12, "train", START_NS, START_NS, None, None, None, "keras", 40, None))
+    writer.step(JournalRow(12, "train", START_NS, START_NS, found_by="keras", before=40))
     writer.close()
     assert len(tp.load(tmp_path / "a").stored) == 10
 

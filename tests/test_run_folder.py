@@ -779,7 +779,8 @@ def test_rows_of_the_journal_that_cannot_be_are_left_out(tmp_path):
     a_run(tmp_path)
     say(tmp_path, state="running", origin_ns=1000, journal_origin_ns=77)
     steps = [(5, "train", 77, 100), (6, "train", 2**63 - 1, 2**63 - 1), (7, "train", 90, 2**62), (8, "train", 50, 99)]
-    rows = [run_folder.journal_row((*step, None, None, None, "mark", 0, 7))[0] for step in steps]
+    journal = (run_folder.JournalRow(*step, found_by="mark", before=0, peers_ns=7) for step in steps)
+    rows = [run_folder.step_row(row)[0] for row in journal]
     (tmp_path / "latest.bin").write_bytes(b"".join(rows))
     frame = tp.load(tmp_path).stored.frame.filter(pl.col("step") > 2)
     assert frame.select("step", "start_ps", "dur_ps", "peers_ps").rows() == [(5, 0, 23_000, 7000)]
@@ -788,7 +789,7 @@ def test_rows_of_the_journal_that_cannot_be_are_left_out(tmp_path):
 def test_a_journal_of_an_earlier_version_has_its_steps(tmp_path):
     a_run(tmp_path)
     say(tmp_path, state="running", origin_ns=1000, journal_origin_ns=77)
-    row = run_folder.journal_row((5, "train", 77, 100, None, None, None, "mark", 0, None))[0]
+    row = run_folder.step_row(run_folder.JournalRow(5, "train", 77, 100, found_by="mark", before=0))[0]
     (tmp_path / "latest.bin").write_bytes(row.replace(b"\tNone ", b" " * 6))
     frame = tp.load(tmp_path).stored.frame.filter(pl.col("step") > 2)
     assert frame.select("step", "start_ps", "dur_ps", "peers_ps").rows() == [(5, 0, 23_000, None)]

@@ -628,6 +628,8 @@ class Account(NamedTuple):
     """Whether it is unknown without the record of a capture in the run's process."""
     category: str = "GOODPUT"
     """Its category in ml-goodput-measurement."""
+    event: str = ""
+    """What of `RUN_EVENT_KINDS` its spans are, where their library does not say so."""
 
 
 PEERS = "waiting for other ranks"
@@ -658,6 +660,7 @@ ACCOUNTS = {
             "wait for the next batch, as far as it blocks",
             clocked=False,
             category="DATA_LOADING_ASYNC",
+            event="fetch",
         ),
         Account(
             *(PEERS, "#3c7878", "Waiting for other ranks", "peers"),
@@ -671,18 +674,21 @@ ACCOUNTS = {
             "Keras callbacks",
             "class and hook: `ModelCheckpoint.on_epoch_end`; calls under 1 ms are summed",
             "in callbacks",
+            event="callback",
         ),
         Account(
             *("checkpoint save", "#CC79A7", "Saving checkpoints", "saving"),
             "saves of Keras, `tf.train.Checkpoint`, Orbax and tpunb; in the background, as far as the program waits",
             "method",
             category="UNPRODUCTIVE_CHECKPOINT_SAVE_TIME",
+            event="save",
         ),
         Account(
             *("checkpoint restore", "#da0642", "Restoring a checkpoint", "restoring"),
             "reading a checkpoint by the same",
             "method",
             category="UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME",
+            event="restore",
         ),
         Account(
             *("evaluation", "#56B4E9", "Evaluation", "evaluation"),
@@ -690,6 +696,7 @@ ACCOUNTS = {
             phrase="in evaluation",
             clocked=False,
             category="CUSTOM_BADPUT_EVENTS",
+            event="evaluate",
         ),
         Account(
             *("program startup", "#E69F00", "Tracing, compiling and first runs", "startup"),
@@ -697,6 +704,7 @@ ACCOUNTS = {
             "longer, if nearly all others are faster",
             "function, and the new shapes if it was traced again",
             category="PROGRAM_STARTUP",
+            event="trace",
         ),
         Account(
             *("preparation", "#602d55", "Preparation before and between trainings", "preparation"),
@@ -716,8 +724,12 @@ ACCOUNTS = {
             "starting, collecting and reducing windows, as far as that held up a step (estimated)",
             phrase="in the profiler",
         ),
-        Account("tuning", "#2d2aad", "Tuning", "tuning", "trials of the tuner", category="OTHER"),
-        Account("resuming", "#4503fa", "Resuming", "resuming", "replay of a position", category="TRAINING_PREP"),
+        Account("tuning", "#2d2aad", "Tuning", "tuning", "trials of the tuner", category="OTHER", event="try"),
+        Account(
+            *("resuming", "#4503fa", "Resuming", "resuming", "replay of a position"),
+            category="TRAINING_PREP",
+            event="restore",
+        ),
         Account(
             *("lost progress", "#2d2d78", "Training that was lost and repeated", "lost"),
             "of an attempt of a [job](#jobs), from its first step that a later attempt trained again to its end",
@@ -840,6 +852,91 @@ STACK_STALLS = frame(
     samples=Column(_INT, "Number of samples with that stack."),
     locked=Column(pl.Boolean(), "Whether a sample was late because other code held the interpreter lock."),
     **_STACK_REFERENCE,
+)
+
+RUN_EVENT_KINDS: dict[str, str] = {
+    "fetch": "A batch was fetched, or the end of the data found.",
+    "call": "A compiled function was called, or a model for the first time.",
+    "done": "Work of a device was seen to be finished, at the latest then.",
+    "update": "An optimizer updated the parameters.",
+    "gradient": "Gradients were taken, or a function that takes some was traced.",
+    "mode": "A model was set to train or to evaluate.",
+    "mark": "The program or a trainer marked a step, or a method that trains.",
+    "save": "A checkpoint was saved.",
+    "restore": "A checkpoint was restored.",
+    "evaluate": "A method evaluated the model.",
+    "predict": "A method predicted with the model.",
+    "trace": "A function was traced or lowered.",
+    "compile": "A function was compiled.",
+    "callback": "A callback of a trainer ran.",
+    "collect": "Python collected garbage.",
+    "import": "A module was imported.",
+    "wait": "The program waited for an array, or for other ranks.",
+    "move": "Arrays were moved between host and devices.",
+    "window": "The profiler recorded a window.",
+    "reduce": "The profiler reduced a window.",
+    "try": "The tuner tried parameters.",
+}
+"""What happened, by the name of its kind: a closed list. No module records "import" and "move" so far."""
+
+_ID_OF = "Number of the {} in {}, or null."
+
+RUN_EVENTS = frame(
+    "RUN_EVENTS",
+    "One row per event of a run: what a library was asked to do, in whole microseconds.",
+    host=_HOST,
+    thread=Column(_INT, "Thread, as ``threading.get_ident`` numbers it."),
+    start_ps=_START,
+    end_ps=Column(_INT, "End in picoseconds since the origin of the profile, the start for a moment."),
+    event=Column(pl.Enum([*RUN_EVENT_KINDS]), 'Kind of the event, such as "fetch".'),
+    what=Column(_INT, _ID_OF.format("function that was called", "`RUN_NAMES`")),
+    place=Column(_INT, _ID_OF.format("innermost frame of the program", "`RUN_PLACES`")),
+    key=Column(_INT, _ID_OF.format("stream, function, optimizer, model or kind", "`RUN_KEYS`")),
+    arrays=Column(_INT, _ID_OF.format("signature of a function, in its first calls,", "`RUN_SIGNATURES`")),
+    end_of=Column(_TEXT, "What ended with a fetch, or what differs from the last compilation, or null."),
+    number=Column(_INT, "Number of the step, where the program gives it, or null."),
+    count=Column(_INT, "Number of events of the row: more than one, where there were over 1,000 in a second."),
+    busy_ps=Column(_INT, "Sum of their durations in picoseconds, null for one event."),
+)
+
+_NUMBER = Column(_INT, "Number, unique on the host.")
+
+RUN_NAMES = frame(
+    "RUN_NAMES",
+    "One row per function that was called in events.",
+    host=_HOST,
+    id=_NUMBER,
+    library=Column(_TEXT, 'Library, such as "torch", or null.'),
+    module=Column(_TEXT, 'Module that defines it, such as "torch.optim.sgd", or null.'),
+    name=Column(_TEXT, 'Qualified name, such as "SGD.step".'),
+)
+
+RUN_PLACES = frame(
+    "RUN_PLACES",
+    "One row per line of the program that events came from.",
+    host=_HOST,
+    id=_NUMBER,
+    file=Column(_TEXT, "Path of the file."),
+    line=Column(_INT, "Number of the line."),
+    function=Column(_TEXT, "Qualified name of the function."),
+)
+
+RUN_KEYS = frame(
+    "RUN_KEYS",
+    "One row per stream, function, optimizer, model or kind of steps in events.",
+    host=_HOST,
+    id=_NUMBER,
+    name=Column(_TEXT, "Name, null for what has none."),
+)
+
+RUN_SIGNATURES = frame(
+    "RUN_SIGNATURES",
+    "One row per signature of functions in events: types and shapes of arrays, each with its number.",
+    host=_HOST,
+    id=_NUMBER,
+    takes=Column(_TEXT, 'What it takes, such as "2 float32[64,64], int32[]".'),
+    returns=Column(_TEXT, "What it returns."),
+    repeats=Column(_TEXT, 'Whether it took arrays that its last call had "taken" or "returned", or null.'),
 )
 
 LOAD = frame(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
@@ -19,6 +19,16 @@ from tpunb.text import count, plural, short
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+class RunEvents(NamedTuple):
+    """What libraries were asked to do in a run, and what these events refer to by numbers of a host."""
+
+    events: pl.DataFrame  # ``tpunb.schema.RUN_EVENTS``, in the order in which they ended
+    names: pl.DataFrame  # ``tpunb.schema.RUN_NAMES``
+    places: pl.DataFrame  # ``tpunb.schema.RUN_PLACES``
+    keys: pl.DataFrame  # ``tpunb.schema.RUN_KEYS``
+    signatures: pl.DataFrame  # ``tpunb.schema.RUN_SIGNATURES``
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,6 +88,7 @@ class Profile:
     read_events: Callable[[], pl.DataFrame] | None = None
     read_batches: Sequence[Callable[[], pl.DataFrame]] = ()
     read_details: Callable[[str], pl.DataFrame] | None = None
+    read_run_events: Callable[[], RunEvents] | None = None
     stored_clocks: pl.DataFrame | None = None
     read_clocks: Callable[[pl.DataFrame], pl.DataFrame] | None = None
     reused: bool = False
@@ -104,6 +115,13 @@ class Profile:
         if self.read_events is None:
             raise self._not_kept("raw events")
         return schema.check(self.read_events(), schema.EVENTS, "events")
+
+    @cached_property
+    def run_events(self) -> RunEvents:
+        """What libraries were asked to do in the run; raises TpunbError of what no capture recorded."""
+        if self.read_run_events is None:
+            raise self._not_kept("events of libraries")
+        return self.read_run_events()
 
     def batches(self) -> Iterator[pl.DataFrame]:
         """Yield `events` of a few hosts at a time, so that many hosts need not fit into memory together."""

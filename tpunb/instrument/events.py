@@ -1,8 +1,60 @@
-"""What the libraries of a program were asked to do, as it happens: events, without any judgement."""
+"""What the libraries of a program were asked to do, as it happens: events, without any judgement.
+
+An event is a call of a library that has ended, or a moment: who called what, from which line of the program, and when.
+Any thread adds events, garbage collection at any moment, so that nothing here waits for a lock. The thread that adds
+one packs it into `ROW`; all else is done where rows are taken: as frames for the run folder, as bytes for its journal.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from struct import Struct
+from threading import get_ident
+from time import monotonic_ns
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from tpunb import schema
+from tpunb.text import cut, plain
+
+MOST_A_SECOND: Final = 1_000
+"""Events of one kind, key and thread in a second: the others are one row that counts them and sums their times."""
+
+MOST_ROWS: Final = 65_536
+"""Rows that wait to be taken, 7 MB: what comes beyond is counted as lost, after 6 s at 10,000 events a second."""
+
+MOST_NAMES: Final = 4_096
+"""Different values of a kind, such as places: later ones are unknown. A large program has a few hundred."""
+
+ROW = Struct("<qqqqqIIIIHHHxx")
+"""Thread, start, end, sum of times, number, count, what, place, key, arrays, reason, event. Times are microseconds
+since the origin. Ids, and numbers of events, begin at 1: a row of zeros holds none."""
+
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "names": ("library", "module", "name"),
+    "places": ("file", "line", "function"),
+    "keys": ("name",),
+    "signatures": ("takes", "returns", "repeats"),
+    "reasons": ("text",),
+}
+"""What is numbered, by the name of its table, and the columns beside its number."""
+
+END_OF_DATA = "the data"
+"""What ends with a fetch that finds no more batches."""
+
+_COLUMNS = ("thread", "start", "end", "busy", "number", "count", "what", "place", "key", "arrays", "end_of", "event")
+_TYPES = (*["<i8"] * 5, *["<u4"] * 4, *["<u2"] * 3)
+_ROW = np.dtype([*zip(_COLUMNS, _TYPES, strict=True), ("", "V2")])
+_NO_NUMBER: Final = -1
+_EVENTS = {event: number for number, event in enumerate(schema.RUN_EVENT_KINDS, 1)}
+_MOST_US: Final = 9 * 10**12  # 104 days: in picoseconds they fit Int64
+_LONGEST, _LONGEST_IN_LINE = 1_024, 160  # characters of a text
 
 
 class What(NamedTuple):
@@ -14,11 +66,286 @@ class What(NamedTuple):
 
     @classmethod
     def of(cls, library: str, function: Any) -> What:
-        """Return what a function, a method or a class is.
+        """Return what a function, a method or a class is; without a library, that of its module.
 
         >>> import json
         >>> What.of("json", json.JSONDecoder.decode)
         What(library='json', module='json.decoder', name='JSONDecoder.decode')
         """
-        name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or type(function).__name__
-        return cls(library, str(getattr(function, "__module__", None) or ""), str(name))
+        try:
+            module, name = str(function.__module__ or ""), str(function.__qualname__)
+        except Exception:  # noqa: BLE001  an object that is called, of which any attribute may raise
+            module, name = type(function).__module__, type(function).__qualname__
+        return cls(library or module.partition(".")[0], module, name)
+
+
+class Signature(NamedTuple):
+    """Arrays that a call took and returned, as text; whether it took some that its last call took or returned."""
+
+    takes: str
+    returns: str
+    repeats: str | None = None  # "taken" or "returned"
+
+    @classmethod
+    def of(cls, taken: Iterable[Any], returned: Iterable[Any], repeats: str | None = None) -> Signature:
+        """Return the signature of a call.
+
+        >>> import numpy
+        >>> weights, loss = numpy.zeros((2, 3), "float32"), numpy.float32(1)
+        >>> Signature.of([weights, weights, 7], [weights, loss])
+        Signature(takes='2 float32[2,3], int', returns='float32[2,3], float32[]', repeats=None)
+        """
+        return cls(_kinds(taken), _kinds(returned), repeats)
+
+
+def _kinds(leaves: Iterable[Any]) -> str:
+    """Return types and shapes of arrays, in order of first use, each with how often it is there."""
+    found = Counter(
+        f"{leaf.dtype}{str([*leaf.shape]).replace(' ', '')}"
+        if hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+        else type(leaf).__name__
+        for leaf in leaves
+    )
+    return cut(", ".join(kind if times == 1 else f"{times} {kind}" for kind, times in found.items()), _LONGEST)
+
+
+class _Ids(dict[Hashable, int]):
+    """Numbers of different values, from 1 in order of first use; 0 for None, and for values beyond the most."""
+
+    def __init__(self) -> None:
+        super().__init__({None: 0})
+        self._numbers = count(1)
+        self.unwritten, self.unjournaled = deque[tuple[int, Any]](), deque[tuple[int, Any]]()
+
+    def __missing__(self, value: Hashable) -> int:
+        if len(self) > MOST_NAMES:
+            return 0
+        made = next(self._numbers)
+        if (number := self.setdefault(value, made)) == made:  # else another thread was faster
+            self.unwritten.append((number, value))
+            self.unjournaled.append((number, value))
+        return number
+
+
+class _Rate:
+    """Events of one kind, key and thread in a second, and the row that counts those beyond the most."""
+
+    __slots__ = ("count", "excess", "second")
+
+    def __init__(self) -> None:
+        self.second, self.count = -1, 0
+        self.excess: list[list[int]] = []  # at most one row: whoever pops it, adds it
+
+
+class EventLog:
+    """Events of a run, until they are taken for its folder and its journal.
+
+    Parameters
+    ----------
+    frame
+        Returns the innermost frame of the program in this thread, or None.
+    """
+
+    def __init__(self, frame: Callable[[], FrameType | None]) -> None:
+        self.origin_ns = monotonic_ns()  # of the run, by the monotonic clock; times are since then
+        self.failure: Exception | None = None  # after which nothing is recorded
+        self._closed = False
+        self.lost = 0  # events that found no room
+        self._frame = frame
+        self._ids = {name: _Ids() for name in FIELDS}
+        self._names, self._places, self._keys, self._signatures, self._reasons = self._ids.values()
+        self._rates: dict[tuple[str, int, int], _Rate] = {}
+        self._rows, self._unjournaled = deque[bytes](), deque[bytes](maxlen=MOST_ROWS)
+
+    def add(
+        self,
+        event: str,
+        what: What | None,
+        key: Hashable,
+        start_ns: int,
+        end_ns: int,
+        *,
+        arrays: Signature | None = None,
+        end_of: str | None = None,
+        number: int | None = None,
+    ) -> None:
+        """Record an event of this thread that has ended; it never raises, and waits for nothing.
+
+        Parameters
+        ----------
+        event
+            One of ``tpunb.schema.RUN_EVENT_KINDS``.
+        what
+            What was called.
+        key
+            Which stream, function, optimizer or model it was called for: a number or a text.
+        start_ns, end_ns
+            When it began and ended, by the monotonic clock; the same for a moment.
+        arrays
+            What a function took and returned, in its first calls.
+        end_of
+            What ended with a fetch; what differs from the last compilation.
+        number
+            Number of a step that the program gives.
+        """
+        if self._closed:
+            return
+        try:
+            start, end = (start_ns - self.origin_ns) // 1000, (end_ns - self.origin_ns) // 1000
+            thread, key_id = get_ident(), self._keys[key]
+            kind = event, key_id, thread
+            rate = self._rates.get(kind) or self._new_rate(kind)
+            second = end // 1_000_000
+            if rate.second != second:
+                rate.second, rate.count = second, 0
+                if rate.excess:
+                    self._settle(rate)
+            rate.count += 1
+            if rate.count > MOST_A_SECOND:
+                for counted in rate.excess:  # which another thread may take at this moment
+                    counted[2], counted[3], counted[5] = max(counted[2], end), counted[3] + end - start, counted[5] + 1
+                    return
+            if (frame := self._frame()) is None:
+                place = 0
+            else:
+                code = frame.f_code
+                place = self._places[code.co_filename, frame.f_lineno, code.co_qualname]
+            row = (
+                *(thread, start, end, end - start, _NO_NUMBER if number is None else number, 1),
+                *(self._names[what], place, key_id, self._signatures[arrays], self._reasons[end_of], _EVENTS[event]),
+            )
+            if rate.count > MOST_A_SECOND:
+                rate.excess.append([*row])
+            else:
+                self._put(row)
+        except Exception as error:  # noqa: BLE001  must never reach the training
+            self.failure, self._closed = error.with_traceback(None), True
+
+    def _put(self, row: Sequence[int]) -> None:
+        packed = ROW.pack(*row)
+        if len(self._rows) < MOST_ROWS:
+            self._rows.append(packed)
+        else:
+            self.lost += row[5]
+        self._unjournaled.append(packed)
+
+    def _new_rate(self, of: tuple[str, int, int]) -> _Rate:
+        if len(self._rates) >= MOST_NAMES:  # such as of many threads
+            self._settle(*self._rates.copy().values())
+            self._rates = {}
+        return self._rates.setdefault(of, _Rate())
+
+    def _settle(self, *rates: _Rate) -> None:
+        """Add the rows that count events of these rates."""
+        for rate in rates:
+            with suppress(IndexError):  # another thread was faster, or there is none
+                self._put(rate.excess.pop())
+
+    def close(self) -> None:
+        """Record nothing more, and add the rows that count what was too frequent."""
+        self._closed = True
+        self._settle(*self._rates.copy().values())
+
+    # -- for the run folder, in the recording thread -------------------------------------------------------------------
+
+    def take(self) -> Taken:
+        """Return what was recorded since the last call whose result was handed to `forget`."""
+        second = (monotonic_ns() - self.origin_ns) // 1_000_000_000
+        self._settle(*(rate for rate in self._rates.copy().values() if rate.excess and rate.second < second - 1))
+        rows = [*self._rows.copy()]  # before what they refer to
+        new = {name: [*ids.unwritten.copy()] for name, ids in self._ids.items()}
+        return Taken(rows, new, {number: str(text) for text, number in self._reasons.copy().items() if number})
+
+    def forget(self, taken: Taken) -> None:
+        """Drop what was taken, once it is written."""
+        for _ in taken.rows:
+            self._rows.popleft()
+        for name, ids in self._ids.items():
+            for _ in taken.new[name]:
+                ids.unwritten.popleft()
+
+    # -- for the journal -----------------------------------------------------------------------------------------------
+
+    def take_unjournaled(self) -> tuple[list[bytes], list[bytes]]:
+        """Return packed rows, and lines of what has got a number, since the last call; for one thread at a time."""
+        rows = _emptied(self._unjournaled)  # before what they refer to
+        return rows, [_line(name, *of) for name, ids in self._ids.items() for of in _emptied(ids.unjournaled)]
+
+
+def _emptied(queue: deque[Any]) -> list[Any]:
+    return [queue.popleft() for _ in range(len(queue))]
+
+
+class Taken(NamedTuple):
+    """What was taken of a log."""
+
+    rows: list[bytes]
+    new: dict[str, list[tuple[int, Any]]]  # what has got a number, by the name of its table
+    reasons: dict[int, str]  # all so far
+
+    def tables(self, host: str) -> dict[str, pl.DataFrame]:
+        """Return the tables of a run folder, those without rows left out."""
+        tables = {"events": frame_of(b"".join(self.rows), host, self.reasons)}
+        for name in NAMED:
+            rows = [(host, number, *_fields(name, value)) for number, value in self.new[name]]
+            tables[name] = pl.DataFrame(rows, NAMED[name], orient="row")
+        return {name: frame for name, frame in tables.items() if frame.height}
+
+
+NAMED: Mapping[str, schema.Schema] = {
+    "names": schema.RUN_NAMES,
+    "places": schema.RUN_PLACES,
+    "keys": schema.RUN_KEYS,
+    "signatures": schema.RUN_SIGNATURES,
+}
+"""The tables of what events refer to by numbers."""
+
+
+def _fields(table: str, value: Any) -> tuple[Any, ...]:
+    """Return the columns of a numbered value."""
+    if table == "keys":
+        return (cut(value, _LONGEST) if isinstance(value, str) else None,)
+    return (value,) if table == "reasons" else tuple(value)
+
+
+def frame_of(packed: bytes, host: str, reasons: Mapping[int, str]) -> pl.DataFrame:
+    """Return packed rows as ``tpunb.schema.RUN_EVENTS``; those that hold no event, or cannot be, are left out."""
+    rows = np.frombuffer(packed, _ROW, len(packed) // ROW.size)
+    frame = pl.DataFrame({name: rows[name] for name in _COLUMNS}).filter(
+        pl.col("event").is_between(1, len(_EVENTS)),
+        pl.col("count") > 0,
+        pl.col("end").is_between(pl.col("start"), _MOST_US),
+        pl.col("busy").is_between(0, _MOST_US),
+        pl.col("start") > -_MOST_US,
+    )
+    several = pl.col("count") > 1
+    return frame.select(
+        host=pl.lit(host),
+        thread="thread",
+        start_ps=pl.col("start").clip(0) * 1_000_000,
+        end_ps=pl.col("end").clip(0) * 1_000_000,
+        event=pl.col("event").replace_strict({number: event for event, number in _EVENTS.items()}),
+        **{name: pl.col(name).replace(0, None).cast(pl.Int64) for name in ("what", "place", "key", "arrays")},
+        end_of=pl.col("end_of").replace_strict(reasons, default=None, return_dtype=pl.String),
+        number=pl.col("number").replace(_NO_NUMBER, None),
+        count=pl.col("count").cast(pl.Int64),
+        busy_ps=pl.when(several).then(pl.col("busy") * 1_000_000),
+    ).cast(schema.RUN_EVENTS)  # type: ignore[arg-type]
+
+
+def _line(table: str, number: int, value: Any) -> bytes:
+    """Return a line that `named_of` reads."""
+    fields = (text if text is None else cut(plain(str(text)), _LONGEST_IN_LINE) for text in _fields(table, value))
+    return "\t".join([table, str(number), *("" if text is None else text for text in fields)]).encode(errors="replace")
+
+
+def named_of(lines: Iterable[bytes], host: str) -> tuple[dict[str, pl.DataFrame], dict[int, str]]:
+    """Return the tables of `NAMED`, and the reasons, that lines hold; others are left out."""
+    rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in FIELDS}
+    for line in lines:
+        table, number, *fields = [*line.decode(errors="replace").split("\t"), ""]
+        if number.isdecimal() and len(fields) == len(FIELDS.get(table, ())) + 1:
+            rows[table].append((host, number, *(text or None for text in fields[:-1])))
+    texts = {name: pl.DataFrame(rows[name], dict.fromkeys(NAMED[name], pl.String), orient="row") for name in NAMED}
+    frames = {name: frame.cast(NAMED[name], strict=False).drop_nulls("id") for name, frame in texts.items()}  # type: ignore[arg-type]
+    return frames, {int(number): str(text) for _, number, text in rows["reasons"]}

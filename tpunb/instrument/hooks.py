@@ -60,6 +60,7 @@ def fetching(sink: Sink, library: str, data: str, stream: Callable[[Any], Hashab
 def listen_to_annotations(sink: Sink, methods: tuple[Attribute, ...], stack: ExitStack) -> None:
     """Begin a step as an annotation with a step number is entered: by its methods to begin, enter and leave it."""
     clock = sink.clock
+    what = What(methods[0].library.name, methods[0].home, methods[0].path.partition(".")[0])
 
     def begins(init: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
@@ -70,7 +71,7 @@ def listen_to_annotations(sink: Sink, methods: tuple[Attribute, ...], stack: Exi
     def entered(enter: Callable[..., Any], self: Any, *args: Any) -> Any:
         number = getattr(self, _NUMBER, None)
         if number is not None and not clock.annotates and not keras_runs():
-            setattr(self, _STEP, clock.begin("train", step=number, explicit=True, rule="annotation"))
+            setattr(self, _STEP, clock.begin("train", step=number, explicit=True, rule="annotation", what=what))
         return enter(self, *args)
 
     def left(leave: Callable[..., Any], self: Any, *error: Any) -> Any:

@@ -14,7 +14,7 @@ from importlib import import_module
 from time import monotonic_ns
 from typing import Any
 
-from tpunb.instrument.events import What
+from tpunb.instrument.events import Signature, What
 from tpunb.instrument.hooks import listen_to_annotations
 from tpunb.instrument.profiler_sessions import Sessions
 from tpunb.instrument.registry import Library, Priority, around, loaded, wrapped
@@ -61,6 +61,7 @@ def _calls(sink: Sink, stack: ExitStack) -> None:
             first = result(out)
             if isinstance(first, tracer):  # this is a call within a function that is traced
                 return
+            signature = None
             module, name = str(getattr(function, "__module__", "")), str(name or "a function")
             library = module.partition(".")[0] in _LIBRARIES and module != _PMAP
             if not library and not states.are_clear(name):
@@ -69,8 +70,10 @@ def _calls(sink: Sink, stack: ExitStack) -> None:
                     sink.describe(name, arrays)
                 if (again := states.repeats(name, arrays, taken, returned)) is not None:
                     sink.repeats(name, on=again)
+                repeats = None if again is None else "taken" if again else "returned"
+                signature = Signature.of(taken, returned, repeats)
             what = What("jax", module, getattr(function, "__qualname__", name))
-            sink.called(name, begun_ns, now_ns, first, library=library, what=what)
+            sink.called(name, begun_ns, now_ns, first, library=library, what=what, signature=signature)
         except Exception as error:  # noqa: BLE001  must never reach the training
             sink.fail(error)
 
@@ -255,13 +258,18 @@ WAITS = (
 
 def _waits(sink: Sink, stack: ExitStack) -> None:
     """Record when the program has waited for an array, or read it."""
+    clock = sink.clock
 
     def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+        what = What.of(LIBRARY.name, original)
+
         def wait(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
+            begun_ns = monotonic_ns()
             value = original(*args, **kwargs)
             if sink.is_training():
-                sink.clock.in_flight.returned(monotonic_ns())
+                clock.in_flight.returned(now_ns := monotonic_ns())
+                clock.events.add("wait", what, None, begun_ns, now_ns)
             return value
 
         return wait

@@ -11,7 +11,7 @@ from time import monotonic_ns
 from types import GeneratorType
 from typing import Any
 
-from tpunb.instrument.events import What
+from tpunb.instrument.events import END_OF_DATA, What
 from tpunb.instrument.registry import Attribute, Hook, Library, Priority, around
 from tpunb.instrument.sink import Clock, Sink
 from tpunb.signals import Spent
@@ -21,6 +21,7 @@ LIBRARY = Library("keras", "keras", ("3.6", "3.15.1"))
 _KINDS = {"train": "train", "test": "eval", "predict": "predict"}  # Keras' word in the names of hooks: kind of step
 _METHODS = {"fit": ("train", "fit"), "evaluate": ("eval", "evaluation"), "predict": ("predict", "fit")}
 """Kind of the steps, and account of the time around them, of each method."""
+_EVENTS = {"fit": "mark", "evaluate": "evaluate", "predict": "predict"}
 _FILES = {"save": "save", "save_weights": "save", "load_weights": "restore"}  # events of methods
 STEP_FUNCTION = "multi_step_on_iterator"  # that a method traces and calls
 
@@ -86,12 +87,12 @@ def _steps(sink: Sink, stack: ExitStack) -> None:
         return patched
 
     def batch_hook(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        kind, begins = _KINDS[name.split("_")[1]], name.endswith("begin")
+        kind, begins, what = _KINDS[name.split("_")[1]], name.endswith("begin"), What.of("keras", original)
         timed = hook(name, original)
 
         def patched(self: Any, batch: Any, logs: Any = None) -> None:
             if begins:
-                clock.begin_batch(kind, ANEW)
+                clock.begin_batch(kind, ANEW, what)
                 if timing.first and kind == "train":
                     timing.first = False
                     clock.steps_before = _steps_before(self) if clock.steps_before is None else clock.steps_before
@@ -122,10 +123,12 @@ def _steps(sink: Sink, stack: ExitStack) -> None:
             hook, timing.hook = timing.hook, None  # called by a callback, it has callbacks of its own
             try:
                 # a prediction in a callback of a training evaluates it
-                with clock.within(_METHODS[name][1] if len(_running) == 1 else "evaluation", name):
+                account, what = _METHODS[name][1] if len(_running) == 1 else "evaluation", What.of("keras", original)
+                with clock.within(account, name, event=_EVENTS[name], what=what, key=_METHODS[name][0]):
                     value = original(self, *args, **kwargs)
                     if name == "fit" and len(_running) == 1 and timing.ended_ns:  # it has freed its iterator since
-                        clock.on_spent(Spent("data loading", "end of the data", timing.ended_ns, monotonic_ns()))
+                        spent = Spent("data loading", "end of the data", timing.ended_ns, monotonic_ns())
+                        clock.on_spent(spent, end_of=END_OF_DATA)
                 done = True
             finally:
                 timing.hook = hook
@@ -327,6 +330,7 @@ _PYTHON = (GeneratorType, map, zip)  # batches that a train function draws itsel
 
 def timed(clock: Clock, kind: Callable[[], str | None], original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return ``EpochIterator.__next__`` so that it begins a step and records its wait for data."""
+    what = What.of("keras", original)
 
     def draw(epochs: Any) -> Any:
         first, last, data = original(epochs)
@@ -342,10 +346,10 @@ def timed(clock: Clock, kind: Callable[[], str | None], original: Callable[[Any]
         if running is None:  # the iterator of another loop
             return original(epochs)
         if _is_over(epochs):  # no step begins: Keras replaces the iterator, whose end waits for what it prepares
-            with clock.within("data loading", ANEW):
+            with clock.within("data loading", ANEW, what=what):
                 return original(epochs)
-        clock.request(running)
-        first, last, data = clock.draw(draw, epochs)
+        clock.request(running, what)
+        first, last, data = clock.draw(draw, epochs, what)
         if first != last and _of_tensorflow(data):
             clock.forget_input()
         return first, last, _TimedBatches(data, clock) if isinstance(data, _PYTHON) else data
@@ -376,7 +380,7 @@ class _TimedBatches:
         return self
 
     def __next__(self) -> Any:
-        return self._clock.draw(next, self._batches)
+        return self._clock.draw(next, self._batches, What.of("keras", type(self._batches)))
 
 
 def _flat(specs: list[Any]) -> tuple[list[Any], list[tuple[int | None, ...] | None]]:

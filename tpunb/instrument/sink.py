@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from tpunb.instrument.events import What
+from tpunb.instrument.events import EventLog, Signature, What
 from tpunb.signals import Spent
 
 NEW_FUNCTION = "a new function"
@@ -45,6 +45,7 @@ class Clock(Protocol):
     has_peers: bool  # whether other ranks take part in the steps
     annotates: bool  # whether the clock enters an annotation of the library now
     in_flight: Any  # work that was launched
+    events: EventLog
 
     @property
     def trains_here(self) -> bool:
@@ -58,7 +59,9 @@ class Clock(Protocol):
     def opened(self) -> Any:
         """The open step, which a library or the program marks."""
 
-    def begin(self, kind: str, *, step: int | None = None, explicit: bool = False, rule: str = "keras") -> Any:
+    def begin(
+        self, kind: str, *, step: int | None = None, explicit: bool = False, rule: str = "keras", what: What
+    ) -> Any:
         """Begin a step, which ends the one before; return it for `end`, or None if none is to begin."""
 
     def end(self, step: Any) -> None:
@@ -67,16 +70,16 @@ class Clock(Protocol):
     def exit(self, *, done: bool) -> None:
         """End the open step of a library's loop."""
 
-    def request(self, kind: str) -> None:
+    def request(self, kind: str, what: What) -> None:
         """Begin a step with the request of its batch."""
 
-    def draw(self, function: Callable[[S], T], source: S) -> T:
+    def draw(self, function: Callable[[S], T], source: S, what: What) -> T:
         """Return ``function(source)``, and record its time as wait for input."""
 
     def forget_input(self) -> None:
         """Let the wait for input of the open step be unknown."""
 
-    def begin_batch(self, kind: str, detail: str | None = None) -> None:
+    def begin_batch(self, kind: str, detail: str | None, what: What) -> None:
         """Begin a step, unless the request of its batch did."""
 
     def dispatched(self) -> None:
@@ -94,8 +97,8 @@ class Clock(Protocol):
     def leave(self) -> int:
         """End what `enter` began; return the time."""
 
-    def within(self, account: str, detail: str | None = None) -> AbstractContextManager[None]:
-        """Record the block as a span of an account."""
+    def within(self, account: str, detail: str | None = None, **event: Any) -> AbstractContextManager[None]:
+        """Record the block as a span of an account, and as the event of `on_spent`."""
 
     def during(self, event: str, what: What, reason: str | None = None) -> AbstractContextManager[None]:
         """Record the block as an event of the thread that trains, unless it is within another of its kind."""
@@ -103,10 +106,18 @@ class Clock(Protocol):
     def past(self, event: str, what: What, start_ns: int, end_ns: int, reason: str | None = None) -> None:
         """Record an event that has ended; of a function that is compiled again, `reason` says why."""
 
-    def on_spent(self, spent: Spent) -> None:
-        """Record a span of the thread that trains."""
+    def on_spent(
+        self,
+        spent: Spent,
+        *,
+        event: str | None = None,
+        what: What | None = None,
+        key: str | None = None,
+        end_of: str | None = None,
+    ) -> None:
+        """Record what a library did: as an event, that of the account without another, and as a span."""
 
-    def waited(self, start_ns: int, worked_ns: int) -> int:
+    def waited(self, start_ns: int, worked_ns: int, what: What | None = None) -> int:
         """Record and return what the thread did not work in a call in which ranks wait for each other."""
 
 
@@ -130,7 +141,15 @@ class Sink(Protocol):
         """Record that a batch was fetched from a stream of data, or its end found."""
 
     def called(
-        self, function: str, begun_ns: int, now_ns: int, result: Result | None, *, library: bool = False, what: What
+        self,
+        function: str,
+        begun_ns: int,
+        now_ns: int,
+        result: Result | None,
+        *,
+        library: bool = False,
+        what: What,
+        signature: Signature | None = None,
     ) -> None:
         """Record that a compiled function was called; one of the library itself begins no step."""
 

@@ -15,7 +15,7 @@ from time import monotonic_ns
 from typing import Any
 from uuid import uuid4
 
-from tpunb.instrument.events import What
+from tpunb.instrument.events import END_OF_DATA, What
 from tpunb.instrument.hooks import fetching, listen_to_annotations, listen_to_calls
 from tpunb.instrument.keras import STEP_FUNCTION
 from tpunb.instrument.profiler_sessions import Sessions
@@ -72,7 +72,8 @@ class _End:
 
     def __del__(self) -> None:
         if self._begun_ns and self._sink.is_training():
-            self._sink.clock.on_spent(Spent("data loading", "end of the data", self._begun_ns, monotonic_ns()))
+            spent = Spent("data loading", "end of the data", self._begun_ns, monotonic_ns())
+            self._sink.clock.on_spent(spent, end_of=END_OF_DATA)
 
 
 def _ending(sink: Sink, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -42,7 +42,8 @@ def _batches(sink: Sink, stack: ExitStack) -> None:
         if clock.loads:
             return original(self)
         anew = workers and not getattr(self, "persistent_workers", True)
-        with clock.within("data loading", "start of workers" if anew else "start of a DataLoader"):
+        detail = "start of workers" if anew else "start of a DataLoader"
+        with clock.within("data loading", detail, what=What.of("torch", original)):
             return original(self)
 
     hook = fetching(sink, "torch", "DataLoader", lambda batches: id(getattr(batches, "_dataset", batches)))
@@ -115,7 +116,8 @@ def _updates(sink: Sink, stack: ExitStack) -> None:
 def _gradients(sink: Sink, stack: ExitStack) -> None:
     """Record gradients, and modes of the whole model."""
     torch, clock, compiling, is_within = sys.modules["torch"], sink.clock, is_compiling(), [False]
-    backward_pass, mode_change = (What.of("torch", each) for each in (torch.autograd.backward, torch.nn.Module.train))
+    backward_pass, trains = (What.of("torch", each) for each in (torch.autograd.backward, torch.nn.Module.train))
+    evaluates = trains._replace(name="Module.eval")  # which calls the other
 
     def learn(backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if compiling():
@@ -125,7 +127,7 @@ def _gradients(sink: Sink, stack: ExitStack) -> None:
         worked_ns = thread_time_ns() if shared else 0
         value = backward(*args, **kwargs)
         if shared:
-            clock.waited(begun_ns, worked_ns)
+            clock.waited(begun_ns, worked_ns, backward_pass)
         sink.adopt_if_idle()
         if sink.is_training():
             sink.learned(begun_ns, what=backward_pass)
@@ -141,7 +143,7 @@ def _gradients(sink: Sink, stack: ExitStack) -> None:
             return original(self, mode)
         finally:
             is_within[0] = False
-            sink.evaluates(on=not mode, what=mode_change)
+            sink.evaluates(on=not mode, what=trains if mode else evaluates)
 
     BACKWARD.listen(around(learn), Priority.CAPTURE, stack)
     TRAIN_MODE.listen(around(train), Priority.CAPTURE, stack)
@@ -162,7 +164,7 @@ def _annotations(sink: Sink, stack: ExitStack) -> None:
             clock.end(opened.pop())
         result = original(*args, **kwargs)
         if begins and clock.opened is None:
-            opened.append(clock.begin("train", explicit=True, rule="annotation"))
+            opened.append(clock.begin("train", explicit=True, rule="annotation", what=What.of("torch", original)))
             if opened[-1] is not None:
                 opened[-1].lasts = True
         return result

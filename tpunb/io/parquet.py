@@ -4,7 +4,9 @@ A run writes a small table per window, so the layout helps zstd to compress a fe
 
 - times are whole multiples of ``unit_ps`` picoseconds, 1000 if possible: ``start_ps`` is ``start_units``;
 - operations are sorted by name, and self time is stored as total time less self time, which is mostly 0;
-- total time is split into its lowest two bytes, one column each, and the rest, which changes rarely;
+- of events, whose times are whole microseconds, ``end_units`` is the time since the end of the row before, and
+  ``start_units`` that from the start to the end;
+- total time, and those two, are split into the lowest two bytes, one column each, and the rest, which changes rarely;
 - columns without values are left out;
 - rules of steps that an earlier version did not know are in a column of their own.
 
@@ -28,8 +30,8 @@ with suppress(ImportError):  # other versions; the first write would import it, 
 
 _LEVEL = 6  # of zstd: level 12 saves 2 % and takes 50 % longer
 _UNIT = "unit_ps"
-_SPLIT = "total_units"  # a large column with random low bytes
-_BYTES = [f"{_SPLIT}_byte{number}" for number in range(2)]
+_SPLIT = {"total_ps": ["total_units"], "busy_ps": ["start_units", "end_units"]}
+"""Large columns with random low bytes, of tables that have this column."""
 _EARLIER: dict[str, tuple[str, pl.DataType]] = {
     "kind": ("mark", pl.String()),
     "traced": ("seen", pl.Enum(["full", "partial", "tick"])),
@@ -53,17 +55,22 @@ def pack(frame: pl.DataFrame, columns: schema.Schema) -> bytes:
         frame = frame.sort("host", pl.col("op").cast(pl.String), "side", "step")
         frame = frame.with_columns(self_ps=pl.col("total_ps") - pl.col("self_ps"))
     times = _times(columns)
-    unit = 1000 if not frame.select(pl.any_horizontal((pl.col(times) % 1000 != 0).any())).item() else 1
+    units = (1_000_000, 1000) if _has_events(columns) else (1000,)
+    whole = (each for each in units if not frame.select(pl.any_horizontal((pl.col(times) % each != 0).any())).item())
+    unit = next(whole, 1)
     frame = frame.rename(_names(columns)).with_columns(pl.col(_names(columns).values()) // unit)
-    if _has_ops(columns):
-        total = pl.col(_SPLIT)
-        split = [(total // 256**at % 256).cast(pl.UInt8).alias(name) for at, name in enumerate(_BYTES)]
-        frame = frame.with_columns(total // 65536, *split)
+    if _has_events(columns):
+        last = pl.col("end_units").forward_fill().fill_null(0)  # known, of this row or one before
+        since, dur = pl.col("end_units") - last.shift(1, fill_value=0), last - pl.col("start_units")
+        frame = frame.with_columns(end_units=since, start_units=dur)
+    for name in _split(columns):
+        low = [(pl.col(name) // 256**at % 256).cast(pl.UInt8).alias(each) for at, each in enumerate(_bytes(name))]
+        frame = frame.with_columns(pl.col(name) // 65536, *low)
     if _has_rule(columns):
         rule, first = pl.col("rule").cast(pl.String), pl.col("rule").cast(_RULE, strict=False)
         frame = frame.with_columns(first, pl.when(first.is_null()).then(rule).alias(_LATER_RULE))
     filled = [column.name for column in frame if column.null_count() < frame.height]
-    frame = frame.select(pl.col(filled or frame.columns), pl.lit(unit, pl.Int16).alias(_UNIT))
+    frame = frame.select(pl.col(filled or frame.columns), pl.lit(unit, _unit_type(columns)).alias(_UNIT))
     file = io.BytesIO()
     frame.write_parquet(file, compression="zstd", compression_level=_LEVEL, statistics=False)
     return file.getvalue()
@@ -83,6 +90,8 @@ def collected(rows: pl.LazyFrame) -> pl.DataFrame:
 
 def scan(files: Sequence[Path | bytes], columns: schema.Schema) -> pl.LazyFrame:
     """Return the rows that `read` returns, to be read by `collected`; raises for files that are cut, or others'."""
+    if _has_events(columns) and len(files) > 1:  # times begin anew in each file
+        return pl.concat([scan([file], columns) for file in files])
     on_disk = _on_disk(columns)
     filled = {name for file in files for name in _scanned(file).collect_schema()}
     if others := filled - on_disk.keys():
@@ -91,13 +100,18 @@ def scan(files: Sequence[Path | bytes], columns: schema.Schema) -> pl.LazyFrame:
     rows = _scanned([*files], schema=on_disk, missing_columns="insert")
     earlier = [name for name in on_disk if name in _EARLIER and _EARLIER[name][0] in filled]
     rows = rows.with_columns(_renamed(name, on_disk[name]) for name in earlier)
-    if _has_ops(columns):
-        low, high = (pl.col(name).cast(pl.Int64) for name in _BYTES)
-        rows = rows.with_columns(pl.col(_SPLIT).cast(pl.Int128) * 65536 + high * 256 + low)
+    for name in _split(columns):
+        low, high = (pl.col(each).cast(pl.Int64) for each in _bytes(name))
+        rows = rows.with_columns(pl.col(name).cast(pl.Int128) * 65536 + high * 256 + low)
+    if _has_events(columns):
+        since, dur = (pl.col(name).cast(pl.Int64) for name in ("end_units", "start_units"))
+        last = since.fill_null(0).cum_sum()
+        rows = rows.with_columns(start_units=last - dur, end_units=pl.when(since.is_not_null()).then(last))
     if _has_rule(columns):
         rows = rows.with_columns(rule=pl.coalesce(_LATER_RULE, pl.col("rule").cast(pl.String)))
     filled |= {*earlier}
-    unit = (pl.col(_UNIT) - 1).cast(pl.UInt16).cast(pl.Int128) + 1  # raises for 0 and less, as times beyond Int64 do
+    unsigned = pl.UInt32 if _has_events(columns) else pl.UInt16
+    unit = (pl.col(_UNIT) - 1).cast(unsigned).cast(pl.Int128) + 1  # raises for 0 and less, as times beyond Int64 do
     for name, short in _names(columns).items():
         time = (pl.col(short) * unit).cast(pl.Int64) if short in filled else pl.col(short)
         rows = rows.with_columns(time.alias(name))
@@ -118,6 +132,24 @@ def _has_ops(columns: schema.Schema) -> bool:
     return "total_ps" in columns
 
 
+def _has_events(columns: schema.Schema) -> bool:
+    return "busy_ps" in columns
+
+
+def _split(columns: schema.Schema) -> list[str]:
+    """Return the names on disk of columns that are split."""
+    return [name for of, names in _SPLIT.items() if of in columns for name in names]
+
+
+def _bytes(name: str) -> list[str]:
+    """Return the names of the lowest bytes of a column that is split."""
+    return [f"{name}_byte{number}" for number in range(2)]
+
+
+def _unit_type(columns: schema.Schema) -> pl.DataType:
+    return pl.Int32() if _has_events(columns) else pl.Int16()
+
+
 def _times(columns: schema.Schema) -> list[str]:
     return [name for name in columns if name.endswith("_ps")]
 
@@ -133,10 +165,10 @@ def _on_disk(columns: schema.Schema) -> schema.Schema:
     plain: schema.Schema = {
         short.get(name, name): _RULE if dtype == schema.RULE else dtype for name, dtype in columns.items()
     }
-    split: schema.Schema = dict.fromkeys(_BYTES, pl.UInt8()) if _has_ops(columns) else {}
+    split: schema.Schema = {each: pl.UInt8() for name in _split(columns) for each in _bytes(name)}
     earlier: schema.Schema = dict(_EARLIER[name] for name in plain if name in _EARLIER)
     later: schema.Schema = {_LATER_RULE: pl.String()} if _has_rule(columns) else {}
-    return {**plain, **split, **earlier, **later, _UNIT: pl.Int16()}
+    return {**plain, **split, **earlier, **later, _UNIT: _unit_type(columns)}
 
 
 def _renamed(name: str, dtype: pl.DataType) -> pl.Expr:

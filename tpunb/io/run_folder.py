@@ -20,9 +20,14 @@
         stalls.parquet          STALLS of an earlier version, which named places as it recorded them
         samples.parquet         SAMPLES of an earlier version
         load.parquet            LOAD
+        events.parquet          RUN_EVENTS: what libraries were asked to do
+        names.parquet           RUN_NAMES, and likewise what else events refer to by numbers, as it is first used:
+        places.parquet          RUN_PLACES
+        keys.parquet            RUN_KEYS
+        signatures.parquet      RUN_SIGNATURES
         programs.parquet        PROGRAMS that the windows ran
     ticks.parquet               TICKS of the last seconds, which may be in a part by now
-    latest.bin                  JOURNAL, until the run is whole: the latest steps and spans
+    latest.bin                  the journal, until the run is whole: the latest steps, spans and events
     programs/                   each compiled program once, by a digest of its contents
         0123456789abcdef.hlo.pb.gz  HloProto
     plugins/profile/00007/      a raw window by its number, as XProf and TensorBoard open it
@@ -45,7 +50,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 import polars as pl
@@ -55,8 +60,9 @@ from tpunb.errors import BadProfile, TpunbError, warn_user
 from tpunb.frames import Profile, Steps
 from tpunb.frames.conversion import check_file, open_file, read_file
 from tpunb.frames.hardware import Device
-from tpunb.frames.profile import device_kinds
+from tpunb.frames.profile import RunEvents, device_kinds
 from tpunb.frames.steps import WallClock
+from tpunb.instrument import events as run_events
 from tpunb.io import logdir, parquet, storage
 from tpunb.io.storage import Location
 from tpunb.protobuf import LIMIT
@@ -65,7 +71,8 @@ from tpunb.step_stats.numbering import Change, numbered
 from tpunb.step_stats.sample_places import Stacks, placed_samples, placed_stalls
 from tpunb.text import cut, duration, format_error, plain, plural
 
-RUN, DEVICE, TAIL, LATEST, OPS, LOCK = "run.json", "device.json", "ticks.parquet", "latest.bin", "ops", ".lock"
+RUN, DEVICE, TAIL, LATEST, LOCK = "run.json", "device.json", "ticks.parquet", "latest.bin", ".lock"
+OPS, EVENTS = "ops", "events"
 
 VERSION = 3
 """The layout that a capture writes. Layout 2 had other names of columns and no spans, and can still be read."""
@@ -84,16 +91,36 @@ TICKS: schema.Schema = {
 }
 """One row per step that ended, by the host clock; a step may have several rows."""
 
-JOURNAL = (
-    *("step", "kind", "start_ns", "end_ns", "input_ns", "callbacks_ns", "dispatch_ns", "found_by", "before"),
-    "peers_ns",  # not in rows of earlier versions
-)
-"""Columns of a row of the journal, a line with tabs: a step as it ended, and ``Steps.steps_before`` of the run; or,
-without a number, a span as it ended: ``kind`` is its account, ``found_by`` its detail. Times are nanoseconds by the
-clock that was at ``journal_origin_ns`` at the start; without that fact, since the epoch."""
+
+class JournalRow(NamedTuple):
+    """A row of the journal, a line with tabs: a step as it ended, or a span, which has no number.
+
+    Times are nanoseconds by the clock that was at ``journal_origin_ns`` at the start; without that fact, since the
+    epoch.
+    """
+
+    step: int | None
+    kind: str  # of a span its account
+    start_ns: int
+    end_ns: int
+    input_ns: int | None = None
+    callbacks_ns: int | None = None
+    dispatch_ns: int | None = None
+    found_by: str = ""  # of a span its detail
+    before: int | None = None  # `Steps.steps_before` of the run
+    peers_ns: int | None = None  # not in rows of earlier versions
+
 
 _ROW, LATEST_STEPS, _LONGEST_KIND, _LONGEST_DETAIL = 160, 8192, 32, 64
 """Bytes of a row, and rows: the last of each step modulo their number, then as many of spans."""
+
+_EVENTS_FROM, LATEST_EVENTS = 2 * _ROW * LATEST_STEPS, 16_384
+"""Where rows of events begin in the journal, after those of spans, and how many there are."""
+
+_NAMES_FROM, _NAME, _MOST_NAMES = _EVENTS_FROM + run_events.ROW.size * LATEST_EVENTS, 512, 8192
+"""Where lines of what events refer to begin, after those, with their bytes, and how many there are."""
+
+_JOURNAL_BYTES = _NAMES_FROM + _NAME * _MOST_NAMES
 
 ALIVE_S = 180.0
 """Seconds since the last update of ``run.json`` after which a run without a lock counts as abandoned."""
@@ -120,12 +147,16 @@ TABLES: Mapping[str, schema.Schema] = {
     "stack_stalls": schema.STACK_STALLS,
     "stack_samples": schema.STACK_SAMPLES,
     "load": schema.LOAD,
+    "events": schema.RUN_EVENTS,
+    **run_events.NAMED,
     "programs": PROGRAMS,
     "ticks": TICKS,
 }
 """The tables of a part, in the order of writing: the ticks make it valid."""
 
-_MOST_KEPT = 64 << 20  # bytes of operations, on disk, that are read before they are asked for
+_READ_LATER = (OPS, EVENTS)
+_MOST_KEPT = 64 << 20  # bytes of these, on disk, that are read before they are asked for
+_JOURNAL = "journal"  # beside the facts of a run: the contents of its journal
 _MOST_PS, _MOST_STEP = 9 * 10**18, 2**48  # 104 days, which fit Int64, and nine years of a step each microsecond
 _COUNTS = {"step", "window", "count", "events", "bytes", "steps", "launches", "linked", "samples"}
 _SIGNED = {"start_ps", "delay_ps", "skew_ps", "step"}  # before the run, where clocks differ, and of inferred steps
@@ -220,7 +251,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     """
     facts, tables, files, skipped = _settled(folder, files)
     tables = _reduced(facts, tables, files, skipped)
-    ops: pl.LazyFrame = tables.pop("ops").lazy()
+    ops, events = (tables.pop(name).lazy() for name in _READ_LATER)
     hardware, span_ps, (overhead, interval), metadata, notes = _metadata(facts, files[RUN])
     notes += (end := _cut(folder, facts))
     tables = {name: _plausible(frame, name, notes.append) for name, frame in tables.items()}
@@ -230,7 +261,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     hosts = {worker: host} if isinstance(worker, str) and worker and isinstance(host, str) else {}
     if hosts:
         tables = {name: frame.with_columns(pl.col("host").replace(hosts)) for name, frame in tables.items()}
-        ops = ops.with_columns(pl.col("host").replace(hosts))
+        ops, events = (rows.with_columns(pl.col("host").replace(hosts)) for rows in (ops, events))
     raw = {(window, hosts.get(host, host)): file for (window, host), file in raw_windows(files).items()}
     windows, clocks = tables["windows"].sort("window", "host"), tables["clocks"]
     starts = {(window, host): start for window, host, start in windows.select("window", "host", "start_ps").iter_rows()}
@@ -251,6 +282,8 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     causes = {name: tables[name] for name in ("spans", "load")}
     causes |= {name: pl.concat([tables[name], frame]) for name, frame in placed.items()}
     wall = WallClock(span_ps, complete=facts.get("causes") is True and not skipped, **causes)
+    stamp = files[RUN].stamp if _is_long(files) else None
+    named = {name: tables[name] for name in run_events.NAMED}
     read_raw = partial(_events, owner, name, raw, origin_ns, starts, skipped) if raw else None
     frame, merged, devices = aggregate.merge_steps(tables, _step_flops(facts))
     return Profile(
@@ -262,7 +295,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         origin_ns=origin_ns,
         stored=Steps(
             frame,
-            partial(_ops, files[RUN], files[RUN].stamp if _is_long(files) else None, merged, ops),  # type: ignore[arg-type]
+            partial(_ops, files[RUN], stamp, merged, ops),  # type: ignore[arg-type]
             devices,
             windows,
             name,
@@ -274,6 +307,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         ),
         read_events=read_raw,
         read_details=partial(_details, read_raw, kept) if read_raw else None,
+        read_run_events=partial(_run_events, files[RUN], stamp, events, named, str(host), facts.pop(_JOURNAL, b"")),
         stored_clocks=None if clocks.is_empty() else aggregate.merge_clocks(clocks),
         read_clocks=launches.clocks,
         overhead=overhead,
@@ -351,13 +385,40 @@ def _reduced(
 
 def _ops(run: Location, stamp: str | None, merged: Change, ops: pl.LazyFrame) -> pl.DataFrame:
     """Return OPS of a run, read only now if `stamp`, that of ``run.json`` at the load, is given."""
+    return merged(_collected(run, stamp, ops, OPS))
+
+
+def _collected(run: Location, stamp: str | None, rows: pl.LazyFrame, table: str) -> pl.DataFrame:
+    """Return a table that is read only now."""
     folder = run.parent
     if stamp is not None and (not Path(run.path).is_file() or storage.local(run.path).stamp != stamp):
         raise BadProfile(f"{folder}: the run that was loaded is not there any more", hint="load it where it is now")
     try:
-        return merged(_plausible(parquet.collected(ops), OPS, partial(warn_user, stacklevel=2)))
+        return _plausible(parquet.collected(rows), table, partial(warn_user, stacklevel=3))
     except _UNREADABLE as error:
-        raise BadProfile(f"{folder}: damaged operations: {format_error(error)}", hint="copy the run again") from error
+        name = "operations" if table == OPS else table
+        raise BadProfile(f"{folder}: damaged {name}: {format_error(error)}", hint="copy the run again") from error
+
+
+def _run_events(
+    run: Location,
+    stamp: str | None,
+    rows: pl.LazyFrame,
+    named: Mapping[str, pl.DataFrame],
+    host: str,
+    journal: bytes,
+) -> RunEvents:
+    """Return the events of a run in the order in which they ended, with those that the journal alone has."""
+    events = _collected(run, stamp, rows, EVENTS)
+    lines = (journal[at : at + _NAME].rstrip(b" \0\n") for at in range(_NAMES_FROM, len(journal), _NAME))
+    later, reasons = run_events.named_of(lines, host)
+    latest = run_events.frame_of(journal[_EVENTS_FROM:_NAMES_FROM], host, reasons)
+    latest = latest.join(events, on=["host", "thread", "start_ps", "end_ps", "event", "count"], how="anti")
+    tables = {
+        name: pl.concat([frame, later[name]]).unique(["host", "id"], keep="first", maintain_order=True)
+        for name, frame in named.items()
+    }
+    return RunEvents(pl.concat([events, latest]).sort("end_ps", maintain_order=True), **tables)
 
 
 def _events(
@@ -415,11 +476,13 @@ def _settled(
                 ticks = tables["ticks"]
                 if tail.height:
                     ticks = pl.concat([ticks, tail.join(ticks, on=["host", "start_ps"], how="anti")])
-                latest, steps_before, spans = _latest(contents.get(LATEST), facts, ticks)
+                journal = contents.get(LATEST)
+                latest, steps_before, spans = _latest(journal, facts, ticks)
                 tables["ticks"] = pl.concat([ticks, latest])
                 key = (pl.col("start_ps") + pl.col("dur_ps"), "account", "host")  # work in flight moves their start
                 tables["spans"] = pl.concat([tables["spans"], spans.join(tables["spans"], on=key, how="anti")])
                 facts |= {} if steps_before is None else {"steps_before": steps_before}
+                facts |= {_JOURNAL: journal} if isinstance(journal, bytes) else {}
             return facts, tables, files, lost + torn
         files = folder.below(refresh=True)
     raise TpunbError(f"{folder}: changes faster than it can be read", hint="load it again")
@@ -436,10 +499,10 @@ def _fetch(files: Mapping[str, Location]) -> dict[str, _Source]:
             with suppress(FileNotFoundError):  # the run has just ended, or a part been merged
                 if name == LATEST:
                     with open_file(path) as file:
-                        sources[name] = file.read(2 * _ROW * LATEST_STEPS)
+                        sources[name] = file.read(_JOURNAL_BYTES)
                 elif name == TAIL:
                     sources[name] = read_file(path)
-                elif _holds_ops(name) and not long:
+                elif _is_read_later(name) and not long:
                     sources[name] = read_file(path, LIMIT)
         return sources
     contents = dict(zip(files, storage.fetch([*files.values()]), strict=True))
@@ -448,17 +511,17 @@ def _fetch(files: Mapping[str, Location]) -> dict[str, _Source]:
     return {name: data for name, data in contents.items() if data is not None}
 
 
-def _holds_ops(name: str) -> bool:
-    return name.endswith(f"/{OPS}.parquet")
+def _is_read_later(name: str) -> bool:
+    return name.endswith(tuple(f"/{table}.parquet" for table in _READ_LATER))
 
 
 def _is_long(files: Mapping[str, Location]) -> bool:
-    """Return whether a local run is over, and its operations are too large to be kept in memory until then."""
+    """Return whether a local run is over, and what is read later is too large to be kept in memory until then."""
     if RUN not in files or files[RUN].url:
         return False
     with suppress(OSError, ValueError, AttributeError, RecursionError):  # as `_facts` will say
         running = json.loads(read_file(files[RUN].path)).get("state", "running") == "running"
-        return not running and sum(file.size for name, file in files.items() if _holds_ops(name)) > _MOST_KEPT
+        return not running and sum(file.size for name, file in files.items() if _is_read_later(name)) > _MOST_KEPT
     return False
 
 
@@ -573,17 +636,17 @@ def _tail(contents: Mapping[str, _Source]) -> tuple[pl.DataFrame, _Lost]:
         return _stack([], "ticks"), [(TAIL, f"cannot be read: {format_error(error)}")]
 
 
-_LINE = "\t".join(["%s"] * len(JOURNAL))
+_LINE = "\t".join(["%s"] * len(JournalRow._fields))
 
 
-def journal_row(record: tuple[int, *tuple[object, ...]]) -> tuple[bytes, int]:
-    r"""Return a row of the journal, and its place.
+def step_row(row: JournalRow) -> tuple[bytes, int]:
+    r"""Return a row of the journal that is a step, and its place.
 
-    >>> row, at = journal_row((8194, "train", 17, 23, None, None, None, "keras", 0, None))
+    >>> row, at = step_row(JournalRow(8194, "train", 17, 23, found_by="keras", before=0))
     >>> row.strip(), at
     (b'8194\ttrain\t17\t23\tNone\tNone\tNone\tkeras\t0\tNone', 320)
     """
-    return _padded(_LINE % record), record[0] % LATEST_STEPS * _ROW
+    return _padded(_LINE % row, _ROW), (row.step or 0) % LATEST_STEPS * _ROW
 
 
 def span_row(number: int, span: signals.Spent) -> tuple[bytes, int]:
@@ -594,12 +657,30 @@ def span_row(number: int, span: signals.Spent) -> tuple[bytes, int]:
     (b'None\tevaluation\t17\t23\tNone\tNone\tNone\t\tNone\tNone', True)
     """
     detail = " ".join((span.detail or "").split()).encode(errors="replace")[:_LONGEST_DETAIL].decode(errors="ignore")
-    record = (None, span.account, span.start_ns, span.end_ns, None, None, None, detail, None, None)
-    return _padded(_LINE % record), (LATEST_STEPS + number % LATEST_STEPS) * _ROW
+    row = JournalRow(None, span.account, span.start_ns, span.end_ns, found_by=detail)
+    return _padded(_LINE % row, _ROW), (LATEST_STEPS + number % LATEST_STEPS) * _ROW
 
 
-def _padded(row: str) -> bytes:
-    return row.encode(errors="replace")[: _ROW - 1].ljust(_ROW - 1) + b"\n"
+def event_rows(number: int, rows: Sequence[bytes]) -> list[tuple[bytes, int]]:
+    """Return the latest of packed events, of which the first has this number, in one piece or two, with their places.
+
+    >>> [(len(rows), at - event_rows(0, [b""])[0][1]) for rows, at in event_rows(16_383, [bytes(64)] * 3)]
+    [(64, 1048512), (128, 0)]
+    """
+    number, rows = number + max(0, len(rows) - LATEST_EVENTS), rows[-LATEST_EVENTS:]
+    first = number % LATEST_EVENTS
+    pieces = (rows[: LATEST_EVENTS - first], first), (rows[LATEST_EVENTS - first :], 0)
+    return [(b"".join(piece), _EVENTS_FROM + run_events.ROW.size * at) for piece, at in pieces if piece]
+
+
+def name_rows(number: int, lines: Sequence[bytes]) -> tuple[bytes, int]:
+    """Return lines of what events refer to, of which the first has this number, and their place."""
+    padded = (line[: _NAME - 1].ljust(_NAME - 1) + b"\n" for line in lines[: max(0, _MOST_NAMES - number)])
+    return b"".join(padded), _NAMES_FROM + _NAME * number
+
+
+def _padded(row: str, length: int) -> bytes:
+    return row.encode(errors="replace")[: length - 1].ljust(length - 1) + b"\n"
 
 
 def holds_steps(journal: bytes) -> bool:
@@ -620,13 +701,15 @@ def _latest(
     source: _Source | None, facts: Mapping[str, Any], ticks: pl.DataFrame
 ) -> tuple[pl.DataFrame, int | None, pl.DataFrame]:
     """Return the steps after the last of `ticks` in the journal, the steps before the run, and the journal's spans."""
+    columns = JournalRow._fields
     host, origin_ns = facts.get("host"), facts.get("journal_origin_ns", facts.get("origin_ns"))
     if not isinstance(source, bytes) or not isinstance(host, str) or not isinstance(origin_ns, int):
         return ticks.clear(), None, pl.DataFrame(schema=schema.SPANS)
-    lines = (line.strip(" \0").split("\t") for line in source.decode(errors="replace").split("\n"))
-    rows = [(*line, "None")[: len(JOURNAL)] for line in lines if len(JOURNAL) - 1 <= len(line) <= len(JOURNAL)]
-    numbers, names = pl.all().exclude("kind", "found_by"), {name: f"{name[:-2]}ps" for name in JOURNAL if "_ns" in name}
-    steps = pl.DataFrame(rows, dict.fromkeys(JOURNAL, pl.String), orient="row").with_columns(
+    text = source[:_EVENTS_FROM].decode(errors="replace")
+    lines = (line.strip(" \0").split("\t") for line in text.split("\n"))
+    rows = [(*line, "None")[: len(columns)] for line in lines if len(columns) - 1 <= len(line) <= len(columns)]
+    numbers, names = pl.all().exclude("kind", "found_by"), {name: f"{name[:-2]}ps" for name in columns if "_ns" in name}
+    steps = pl.DataFrame(rows, dict.fromkeys(columns, pl.String), orient="row").with_columns(
         numbers.cast(pl.Int64, strict=False), host=pl.lit(host)
     )
     steps = steps.drop_nulls("end_ns").with_columns(pl.col("start_ns", "end_ns") - origin_ns)
@@ -644,10 +727,10 @@ def _latest(
 
 
 def _stack(sources: Sequence[_Source], table: str) -> Any:
-    """Return a table, of operations a scan."""
+    """Return a table, a scan of those that are read later."""
     if not sources:
         return pl.DataFrame(schema=TABLES[table])
     for source in sources:
         if isinstance(source, Path):
             check_file(source)  # which polars opens
-    return (parquet.scan if table == OPS else parquet.read)(sources, TABLES[table])
+    return (parquet.scan if table in _READ_LATER else parquet.read)(sources, TABLES[table])

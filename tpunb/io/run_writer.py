@@ -18,6 +18,7 @@ from contextlib import suppress
 from io import FileIO
 from itertools import count
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from uuid import uuid4
 
@@ -25,6 +26,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.errors import TpunbError, wrong_type
+from tpunb.instrument.events import EventLog
 from tpunb.io import parquet, storage
 from tpunb.io.run_folder import (
     LATEST,
@@ -32,11 +34,14 @@ from tpunb.io.run_folder import (
     TABLES,
     TAIL,
     VERSION,
+    JournalRow,
+    event_rows,
     is_chrome_trace,
-    journal_row,
+    name_rows,
     program_name,
     raw_name,
     span_row,
+    step_row,
     unreduced_name,
 )
 from tpunb.io.run_storage import LocalFiles, RemoteFiles, holder_here
@@ -77,8 +82,10 @@ class RunWriter:
         self._packed: dict[str, Mapping[str, bytes]] = {}  # files of merged parts that are to be merged, too
         self._merged: list[str] = []  # files of merged parts that are not removed yet
         self._last = self._single = -1  # number of a part, and of one that stays as it is
-        self._journal: FileIO | None = None  # of the latest steps and spans
+        self._journal: FileIO | None = None  # of the latest steps, spans and events
         self._spans = count()  # their numbers in it
+        self._events = self._names = 0  # how many of them it has got
+        self._journaling_events = Lock()
         self._journaled = False  # whether it has begun
         self.has_journal_only = False  # whether the latest steps there are all that is kept of a run
         self._ended = True  # whether run.json says so, if there is one
@@ -116,13 +123,30 @@ class RunWriter:
         """
         self.moved = self._files.open()
 
-    def step(self, record: tuple[int, *tuple[object, ...]]) -> None:
-        """Write a step on a local disk, with the columns of ``run_folder.JOURNAL``, where a kill leaves it."""
-        self._write_latest(*journal_row(record))
+    def step(self, row: JournalRow) -> None:
+        """Write a step on a local disk, where a kill leaves it."""
+        self._write_latest(*step_row(row))
 
     def span(self, span: Spent) -> None:
         """Write a span likewise; any thread may."""
         self._write_latest(*span_row(next(self._spans), span))
+
+    def events(self, log: EventLog) -> None:
+        """Write the events since the last call likewise; any thread may, of which one does at a time."""
+        if not self._journaling_events.acquire(blocking=False):  # the other one, or the next call, writes them
+            return
+        try:
+            rows, lines = log.take_unjournaled()
+            if self._journaled and self._journal is None:
+                return
+            # what they refer to first: a kill may come in between
+            if lines:
+                self._write_latest(*name_rows(self._names, lines))
+            for piece, at in event_rows(self._events, rows):
+                self._write_latest(piece, at)
+            self._names, self._events = self._names + len(lines), self._events + len(rows)
+        finally:
+            self._journaling_events.release()
 
     def _write_latest(self, row: bytes, at: int) -> None:
         if not self._journaled and isinstance(self._files, LocalFiles):

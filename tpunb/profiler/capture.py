@@ -21,6 +21,7 @@ from tpunb.checkpoint import Checkpoint, save
 from tpunb.checkpoint.resume import loops
 from tpunb.errors import CaptureBusy, TpunbError, check_whole, wrong_type
 from tpunb.instrument import jax, listening, tensorflow, torch
+from tpunb.instrument.events import END_OF_DATA, What
 from tpunb.instrument.profiler_sessions import ProfilerArbiter
 from tpunb.instrument.registry import check_imports
 from tpunb.io.run_writer import RunWriter
@@ -132,7 +133,8 @@ class Run:
 
     @contextmanager
     def _mark(self, kind: str, number: int | None) -> Iterator[None]:
-        step = self._clock.begin(_checked(kind), step=number, explicit=True, rule="mark")
+        what = What.of("tpunb", Run.between if number is None else Run.step)
+        step = self._clock.begin(_checked(kind), step=number, explicit=True, rule="mark", what=what)
         try:
             yield
         finally:
@@ -153,15 +155,16 @@ class Run:
             position in the data, in a block of ``tp.resume`` restored; elsewhere it has no effect.
         """
         _checked(kind)
-        with self._clock.within("data loading", "start of the data"):
+        what = What.of("tpunb", Run.batches)
+        with self._clock.within("data loading", "start of the data", what=what):
             batches, step = loops.batches(data, state), None
         try:
             while True:
-                step = self._clock.begin(kind, complete=False, explicit=True, rule="mark")
+                step = self._clock.begin(kind, complete=False, explicit=True, rule="mark", what=what)
                 # no exception, which would refer to the iterator, is handled when that ends
-                batch = next(batches, _END) if step is None else self._clock.draw(_next, batches)
+                batch = next(batches, _END) if step is None else self._clock.draw(_next, batches, what)
                 if batch is _END:
-                    with self._clock.within("data loading", "end of the data"):
+                    with self._clock.within("data loading", "end of the data", what=what, end_of=END_OF_DATA):
                         del batches  # which may end threads
                     return
                 if step is not None:

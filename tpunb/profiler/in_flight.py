@@ -52,6 +52,7 @@ class InFlight:
     _closed: bool = False
     _recent_ns: deque[int] = field(default_factory=lambda: deque(maxlen=LIMITS.typical_steps))
     _free_ns: int = 0  # when the last estimated or known work was done
+    on_done: Callable[[int, int], None] = lambda *_: None  # takes when work was launched, and done at the latest
 
     def watch(self, result: Result | None, launched_ns: int) -> Work:
         """Return the work of a launch; it settles once it is done, at once if it is done already."""
@@ -59,6 +60,8 @@ class InFlight:
         with suppress(Exception):  # deleted already: `_wait` finds that too
             if result is None or result.is_ready():
                 work.done_ns, work.result, work.settled = launched_ns, None, True
+                if result is not None:
+                    self.on_done(launched_ns, launched_ns)
                 return work
         if self._closed:
             work.result, work.settled = None, True
@@ -132,5 +135,6 @@ class InFlight:
                     work.done_ns = min(now_ns, work.by_ns or now_ns)
                 else:
                     work.by_ns = work.by_ns or self.clock()
+                self.on_done(work.launched_ns, work.done_ns or work.by_ns or 0)
         work.result, work.settled = None, True
         return waited

@@ -25,7 +25,7 @@ from time import monotonic_ns
 from types import CodeType
 from typing import Any
 
-from tpunb.instrument.events import What
+from tpunb.instrument.events import END_OF_DATA, Signature, What
 from tpunb.instrument.keras import keras_runs
 from tpunb.instrument.sink import Arrays, Result
 from tpunb.profiler.in_flight import Work
@@ -147,6 +147,7 @@ class Loop:
         self, stream: Hashable, start_ns: int, end_ns: int, *, over: bool = False, what: What | None = None
     ) -> None:
         """Record that a batch was fetched from a stream of data, or its end found."""
+        self.clock.events.add("fetch", what, stream, start_ns, end_ns, end_of=END_OF_DATA if over else None)
         step = self.clock.opened
         if step is not None:
             if step.explicit:
@@ -159,7 +160,7 @@ class Loop:
             else:
                 self._fetch = stream, start_ns, end_ns - start_ns
         elif over:
-            self.clock.on_spent(Spent("data loading", None, start_ns, end_ns))
+            self.clock.add_span(Spent("data loading", None, start_ns, end_ns))
             self._resumed_ns = end_ns
             if self._part is not None and stream in self._part.streams:
                 self._end(end_ns if self._part.launched_ns == 0 else None)
@@ -193,6 +194,8 @@ class Loop:
 
     def takes_gradients(self, function: str, *, what: What | None = None) -> None:
         """Record that a compiled function takes gradients, as its tracing shows: whatever its name, it trains."""
+        now_ns = monotonic_ns()
+        self.clock.events.add("gradient", what, function, now_ns, now_ns)
         self._learning.add(function)
 
     def _is_evaluation(self, function: str) -> bool:
@@ -228,8 +231,10 @@ class Loop:
         *,
         library: bool = False,
         what: What | None = None,
+        signature: Signature | None = None,
     ) -> None:
         """Record that a compiled function was called, and computes; one of the library itself begins no step."""
+        self.clock.events.add("call", what, function, begun_ns, now_ns, arrays=signature)
         within = library or function in self._marked
         work, follows = self.clock.launch(result, now_ns, after=within)
         if self.clock.opened is not None:
@@ -262,17 +267,23 @@ class Loop:
     @_harmless
     def evaluates(self, *, on: bool, what: What | None = None) -> None:
         """Record that a model is set to evaluate, or to train: in between, if it does not learn, is an evaluation."""
-        if on:
+        now_ns = monotonic_ns()
+        self.clock.events.add("mode", what, None, now_ns, now_ns)
+        self._set_mode(evaluates=on)
+
+    def _set_mode(self, *, evaluates: bool) -> None:
+        if evaluates:
             self._evaluates_ns = self._evaluates_ns or monotonic_ns()
         elif (begun_ns := self._evaluates_ns) is not None:
             self._evaluates_ns = None
             if not self._computes:  # a copy of a model that is not called yet
                 return
-            self.clock.on_spent(Spent("evaluation", None, begun_ns, monotonic_ns()))
+            self.clock.add_span(Spent("evaluation", None, begun_ns, monotonic_ns()))
 
     @_harmless
     def learned(self, begun_ns: int, *, what: What | None = None) -> None:
         """Record that gradients were taken, since `begun_ns`."""
+        self.clock.events.add("gradient", what, None, begun_ns, monotonic_ns())
         if self._evaluates_ns is not None:  # only a part of the model is in that mode
             self._evaluates_ns = None
             for each in self._parts:
@@ -291,13 +302,16 @@ class Loop:
     @_harmless
     def prepared(self, *, what: What | None = None) -> None:
         """Record that the first step has begun, with a call of a model."""
-        self._begun_ns, self._computes = self._begun_ns or monotonic_ns(), True
+        now_ns = monotonic_ns()
+        self.clock.events.add("call", what, None, now_ns, now_ns)
+        self._begun_ns, self._computes = self._begun_ns or now_ns, True
 
     @_harmless
     def updated(
         self, optimizer: Hashable, begun_ns: int, now_ns: int, result: Result | None, *, what: What | None = None
     ) -> None:
         """Record that an optimizer has updated the parameters, as far as the host knows."""
+        self.clock.events.add("update", what, optimizer, begun_ns, now_ns)
         work = None if result is None else self.clock.launch(result, now_ns)[0]
         if self.clock.marked or self.clock.opened is not None:
             return
@@ -328,7 +342,7 @@ class Loop:
     @_harmless
     def close(self) -> None:
         """Record that the block is over, or the thread that trained."""
-        self.evaluates(on=False)  # the last evaluation
+        self._set_mode(evaluates=False)  # the last evaluation
         self._over()
 
     def _over(self) -> None:

@@ -21,6 +21,7 @@ import psutil
 from tpunb import schema, signals
 from tpunb.instrument import misfits
 from tpunb.io import run_folder
+from tpunb.io.run_folder import JournalRow
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler import stall_sampler
 from tpunb.profiler.limits import LIMITS
@@ -208,12 +209,14 @@ class RunRecorder:
     def write_part(self, tables: Mapping[str, pl.DataFrame] | None = None) -> None:
         """Write a part: the tables of a window, if any, and the steps that no part holds yet."""
         with self._lock:
+            events = self._clock.events.take()
             if self._writer.has_journal_only:
                 self._unwritten.clear()
                 self._spans.clear()
+                self._clock.events.forget(events)
                 return
             stalls = [] if self._closed else self.stalls.take()
-            if self._closed or not (tables or self._unwritten or self._spans or stalls):
+            if self._closed or not (tables or self._unwritten or self._spans or stalls or events.rows):
                 return
             check_memory()
             host, origin_ns = self.reducer.host, self._origin_ns
@@ -225,6 +228,7 @@ class RunRecorder:
                 "stacks": self.stalls.stacks.unwritten(host),  # after what refers to them
                 "load": self._load.take(host, origin_ns),
                 "programs": pl.DataFrame(self.programs.take(), schema=run_folder.PROGRAMS, orient="row"),
+                **events.tables(host),
                 "ticks": self._ticks(),
             }
             self._writer.part(self._parts, {**(tables or {}), **clocked})
@@ -233,10 +237,12 @@ class RunRecorder:
             for _ in spans:  # only now: after a failure the next part has them
                 self._spans.popleft()
             self.stalls.stacks.written(clocked["stacks"].height)
+            self._clock.events.forget(events)
 
     def write_tail(self) -> None:
         """Write the steps that no part holds yet, to be overwritten; the journal has them until then."""
         self.system_clock.look()
+        self._writer.events(self._clock.events)
         self.collect_steps()
         with self._lock:
             # to write so many again and again would take too long
@@ -258,10 +264,12 @@ class RunRecorder:
     def _ticks(self) -> pl.DataFrame:
         return pl.DataFrame(map(self._row, self._unwritten), schema=run_folder.TICKS, orient="row")
 
-    def spend(self, detail: str, start_ns: int) -> None:
-        """Record work of the profiler since then, beside the training."""
+    def spend(self, detail: str, start_ns: int, event: str | None = None) -> None:
+        """Record work of the profiler since then, beside the training, and the event that it is, if any."""
         self._spans.append(spent := Spent("profiler", detail, start_ns, time.monotonic_ns()))
         self._writer.span(spent)
+        if event is not None:
+            self._clock.events.add(event, None, None, start_ns, spent.end_ns)
 
     def _row(self, record: StepRecord) -> tuple[object, ...]:
         """Return a row of TICKS, in the run's time."""
@@ -279,6 +287,8 @@ class RunRecorder:
         """Write ``run.json``, `seconds` after the start; `facts` take precedence."""
         overhead = self._scheduler.overhead(self._origin_ns / 1e9 + seconds)
         self.system_clock.look()
+        if (failure := self._clock.events.failure) is not None:
+            self._add_messages([f"events of libraries are not recorded any more: {format_error(failure)}"])
         recorded = {
             "name": self._writer.name,
             "started": datetime.fromtimestamp(self.system_clock.started_ns / 1e9, UTC).isoformat(),
@@ -299,6 +309,7 @@ class RunRecorder:
             "step_flops": next(iter(flops)) if len(flops := self._clock.step_flops) == 1 else None,
             "steps_before": self._clock.steps_before,
             "causes": True,
+            "lost_events": self._clock.events.lost,
             "steps": self._clock.count or self.full,  # those of remote workers are in windows only
             "kinds": self._clock.kinds,
             "versions": _versions("tpunb", "tensorflow", "keras", "jax", "torch", "polars"),
@@ -352,6 +363,13 @@ def _lead_ns() -> int:
     """Return the system clock less the monotonic clock, by the one of three readings that nothing interrupted."""
     readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(3)]
     return min((after_ns - before_ns, system_ns - after_ns) for before_ns, system_ns, after_ns in readings)[1]
+
+
+def journal_row(record: StepRecord, steps_before: int | None) -> JournalRow:
+    """Return a step as a row of the journal."""
+    causes = record.input_ns, record.callbacks_ns, record.dispatch_ns
+    times = record.start_ns, record.end_ns, *causes
+    return JournalRow(record.step, record.kind, *times, record.rule, steps_before, record.peers_ns)
 
 
 def _timed(record: StepRecord) -> TimedStep:

@@ -27,11 +27,11 @@ from tpunb.instrument.keras import keras_runs
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.in_flight import InFlight
 from tpunb.profiler.limits import LIMITS
-from tpunb.profiler.recorder import Keep, RunRecorder, check_memory
+from tpunb.profiler.recorder import Keep, RunRecorder, check_memory, journal_row
 from tpunb.profiler.schedule import Schedule, WindowRequest, WindowResult, WindowScheduler
 from tpunb.profiler.sources import Source
 from tpunb.profiler.sources.frameworks import NotInUse
-from tpunb.profiler.step_clock import StepClock
+from tpunb.profiler.step_clock import StepClock, StepRecord
 from tpunb.profiler.windows import LOCAL, WindowResponse
 from tpunb.signals import Spent
 from tpunb.text import estimated_overhead, format_error, percent, plural, windows_cover
@@ -103,6 +103,7 @@ class CaptureSession:
         self._programs_rest_s = LIMITS.programs_s  # between the last request and that
         self._responses: queue.Queue[WindowResponse | bytes | None] = queue.Queue(maxsize=4)
         self._requests = 0
+        self._events_due_ns = 0  # when the thread that trains writes events to the journal again
         self._state = "running"
         self._span_ns: int | None = None  # length of the run, once it has ended
         self._failure: BaseException | None = None
@@ -145,8 +146,8 @@ class CaptureSession:
             warn_user(f"the run is kept in memory, until this process ends: {format_error(error)}", RuntimeWarning, 4)
 
     def __enter__(self) -> CaptureSession:
-        self.clock.on_step = lambda record: self.writer.step((*record[:8], self.clock.steps_before, record.peers_ns))
-        self.clock.on_span = self.writer.span
+        self.clock.events.origin_ns = self._origin_ns
+        self.clock.on_step, self.clock.on_span = self._on_step, self.writer.span
         self.scheduler = WindowScheduler(self._schedule, self._origin_ns / 1e9)
         self.recorder = RunRecorder(self.writer, self.clock, self.scheduler, self._keep, self._origin_ns)
         self._write_facts()
@@ -250,6 +251,13 @@ class CaptureSession:
     def note_begin(self) -> None:
         """Record the time since the first line of the block, in which the program waited for the capture."""
         self.recorder.spend("begin of the capture", self._entered_ns)
+
+    def _on_step(self, record: StepRecord) -> None:
+        """Write a step as it ends, where a kill leaves it, and the events until then, of many short steps together."""
+        self.writer.step(journal_row(record, self.clock.steps_before))
+        if record.end_ns >= self._events_due_ns:
+            self._events_due_ns = record.end_ns + LIMITS.events_rest_ns
+            self.writer.events(self.clock.events)
 
     def on_spent(self, spent: Spent) -> None:
         """Record time of known cause, and charge checkpoints to the budget."""
@@ -406,7 +414,7 @@ class CaptureSession:
             self._tracing.clear()
             self.settled.set()
             if profiled:
-                self.recorder.spend("window", requested_ns)
+                self.recorder.spend("window", requested_ns, "window")
         workers = {LOCAL: response} if isinstance(response, bytes) else response
         received_ns = time.monotonic_ns()
         if all(isinstance(data, TpunbError) for data in workers.values()):
@@ -494,7 +502,7 @@ class CaptureSession:
             begun_ns = time.monotonic_ns()
             if self.recorder.write(response):
                 self._write_facts()
-            self.recorder.spend("reduction of a window", begun_ns)
+            self.recorder.spend("reduction of a window", begun_ns, "reduce")
             self._part_s = now_s
         if self.clock.has_lost_its_thread:  # whose last step nothing else ends, such as that of a worker of Ray
             self.on_end()

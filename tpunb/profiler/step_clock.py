@@ -15,6 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from statistics import median
 from threading import Thread, current_thread, get_ident
@@ -22,15 +23,16 @@ from time import monotonic, monotonic_ns, sleep, thread_time_ns
 from typing import Any, NamedTuple, TypeVar
 
 from tpunb.errors import warn_user
-from tpunb.instrument.events import What
+from tpunb.instrument.events import END_OF_DATA, EventLog, What
 from tpunb.instrument.keras import STEP_FUNCTION, running_method
 from tpunb.instrument.sink import Result
 from tpunb.profiler.in_flight import InFlight, Work
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.stall_sampler import Progress
-from tpunb.schema import PEERS
+from tpunb.schema import ACCOUNTS, PEERS
 from tpunb.signals import Spent
 from tpunb.text import cut, plain
+from tpunb.training.program import user_frame
 
 Annotate = Callable[[str, int], AbstractContextManager[Any] | None]
 """Opens the framework's step annotation: (kind, step number) -> context manager; None while nothing traces."""
@@ -95,6 +97,9 @@ class OpenStep:
     work: Work | None = None  # of that launch
     over: bool = False  # whether there was a launch since that is of no step
     owner: tuple[int, int | None] = (0, None)  # thread and task that began it
+    what: What | None = None  # that marked it
+    number: int | None = None  # of the program
+    dispatched_ns: int = 0  # when the framework was asked to compute
 
     def launched(self, work: Work | None, now_ns: int) -> None:
         """Record a launch."""
@@ -136,7 +141,8 @@ class StepClock:
         self.has_peers = False  # whether other ranks take part in the steps
         self._waits: deque[tuple[int, int]] = deque(maxlen=LIMITS.most_samples)  # for them: start and time
         self._launches = False  # whether there was any launch
-        self.in_flight = InFlight()
+        self.events = EventLog(user_frame)
+        self.in_flight = InFlight(on_done=partial(self.events.add, "done", None, None))
         self._latest: Work | None = None
         self.marked = False  # whether the program marks its steps
         self.annotates = False  # whether the clock enters an annotation of the framework now
@@ -166,6 +172,7 @@ class StepClock:
         complete: bool = True,
         explicit: bool = False,
         rule: str = "keras",
+        what: What | None = None,
     ) -> OpenStep | None:
         """Begin a step, which ends the one before; return it for `end`, or None if the clock is closed.
 
@@ -198,6 +205,7 @@ class StepClock:
         self._thread = get_ident()
         start_ns = self._progress_ns = monotonic_ns()
         opened = OpenStep(number, kind, start_ns, annotation, complete, explicit, rule, owner=_owner())
+        opened.what, opened.number = what, step
         if fetch is not None:
             opened.start_ns, opened.input_ns = fetch
         if self._last is not None:
@@ -292,6 +300,7 @@ class StepClock:
     def close(self) -> None:
         """Stop recording steps and drop the open one."""
         self._closed = True
+        self.events.close()
         self.in_flight.close()
 
     def complete(self) -> None:
@@ -304,12 +313,17 @@ class StepClock:
         """Complete the open step, which has computed: a kill from now on cannot undo that."""
         self.complete()
         if (step := self._open) is not None and not step.explicit and not self._closed:
+            if step.dispatched_ns:
+                self.events.add("call", step.what, step.kind, step.dispatched_ns, self._progress_ns)
             self._note(step, self._progress_ns)
 
-    def waited(self, start_ns: int, worked_ns: int) -> int:
+    def waited(self, start_ns: int, worked_ns: int, what: What | None = None) -> int:
         """Record and return what the thread did not work in a call in which ranks wait for each other."""
         # from the start by the clock, and by that of the thread: a backward pass computes, too
-        wait_ns = max(0, monotonic_ns() - start_ns - (thread_time_ns() - worked_ns))
+        end_ns = monotonic_ns()
+        wait_ns = max(0, end_ns - start_ns - (thread_time_ns() - worked_ns))
+        if what is not None:  # else of `during`, which records it
+            self.events.add("wait", what, None, end_ns - wait_ns, end_ns)
         self._waits.append((start_ns, wait_ns))
         return wait_ns
 
@@ -329,20 +343,25 @@ class StepClock:
             total_ns += wait_ns if start_ns >= step.start_ns else 0
         return total_ns if self.has_peers else None
 
-    def draw(self, function: Callable[[S], T], source: S) -> T:
+    def draw(self, function: Callable[[S], T], source: S, what: What | None = None) -> T:
         """Return ``function(source)``, and record its time as input wait, but for checkpoints and trials within it."""
-        step, other_ns = self._open, self._other_ns
+        step, other_ns, end_of = self._open, self._other_ns, None
         start_ns = self.enter("data loading")
         try:
             return function(source)
+        except StopIteration:
+            end_of = END_OF_DATA
+            raise
         finally:
-            waited_ns = self.leave() - start_ns - (self._other_ns - other_ns)
+            end_ns = self.leave()
+            self.events.add("fetch", what, id(source), start_ns, end_ns, end_of=end_of)
+            waited_ns = end_ns - start_ns - (self._other_ns - other_ns)
             if step is not None and step is self._open and self.trains_here:
                 step.input_ns = (step.input_ns or 0) + (waited_ns if waited_ns > 0 else 0)
 
-    def request(self, kind: str) -> None:
+    def request(self, kind: str, what: What | None = None) -> None:
         """Begin a step with the request of its batch."""
-        if (step := self.begin(kind, complete=False)) is not None:
+        if (step := self.begin(kind, complete=False, what=what)) is not None:
             step.requested = True
 
     def forget_input(self) -> None:
@@ -350,27 +369,30 @@ class StepClock:
         if self._open is not None:
             self._open.input_ns = None
 
-    def begin_batch(self, kind: str, detail: str | None = None) -> None:
+    def begin_batch(self, kind: str, detail: str | None = None, what: What | None = None) -> None:
         """Begin a step, unless the request of its batch did: what the iterator took since then is `detail`."""
         if (step := self._open) is not None and step.requested:
-            step.requested = False
-            self.on_spent(Spent("data loading", detail, self._progress_ns, monotonic_ns()))
+            step.requested, step.what = False, what
+            self.add_span(Spent("data loading", detail, self._progress_ns, monotonic_ns()))
         else:
-            self.begin(kind, complete=False)
+            self.begin(kind, complete=False, what=what)
 
     def dispatched(self) -> None:
         """Record that the open step computes from now on."""
         if (step := self._open) is not None and not step.explicit:
-            step.dispatch_ns = max(0, monotonic_ns() - step.start_ns - (step.input_ns or 0) - (step.callbacks_ns or 0))
+            step.dispatched_ns = monotonic_ns()
+            step.dispatch_ns = max(
+                0, step.dispatched_ns - step.start_ns - (step.input_ns or 0) - (step.callbacks_ns or 0)
+            )
 
     @contextmanager
-    def within(self, account: str, detail: str | None = None) -> Iterator[None]:
-        """Record the block as a span of an account."""
+    def within(self, account: str, detail: str | None = None, **event: Any) -> Iterator[None]:
+        """Record the block as a span of an account, and as the event of `on_spent`."""
         start_ns = self.enter(account)
         try:
             yield
         finally:
-            self.on_spent(Spent(account, detail, start_ns, self.leave()))
+            self.on_spent(Spent(account, detail, start_ns, self.leave()), **event)
 
     @contextmanager
     def during(self, event: str, what: What, reason: str | None = None) -> Iterator[None]:
@@ -397,7 +419,8 @@ class StepClock:
             method = running_method() if detail == STEP_FUNCTION else None
             detail = cut(f"{_WORK[event]} {f'the step of {method}' if method else detail}")
             detail += f" again for {cut(plain(reason), 120)}" if reason else ""
-        self.on_spent(Spent(account, detail, start_ns, end_ns))
+        event, key = "trace" if event == "lower" else event, what.name if event in _WORK else None
+        self.on_spent(Spent(account, detail, start_ns, end_ns), event=event, what=what, key=key, end_of=reason)
 
     def enter(self, account: str) -> int:
         """Let `progress` say that the program is in this account until `leave`; return the time."""
@@ -433,9 +456,26 @@ class StepClock:
                 step.callbacks_ns = (step.callbacks_ns or 0) + max(0, end_ns - begun_ns)
 
     def _called(self, callback: object, hook: str, start_ns: int, end_ns: int) -> None:
-        self.on_spent(Spent("callbacks", f"{type(callback).__name__}.{hook}", start_ns, end_ns))
+        kind = type(callback)
+        what = What(kind.__module__.partition(".")[0], kind.__module__, f"{kind.__qualname__}.{hook}")
+        self.on_spent(Spent("callbacks", f"{kind.__name__}.{hook}", start_ns, end_ns), what=what)
 
-    def on_spent(self, spent: Spent) -> None:
+    def on_spent(
+        self,
+        spent: Spent,
+        *,
+        event: str | None = None,
+        what: What | None = None,
+        key: str | None = None,
+        end_of: str | None = None,
+    ) -> None:
+        """Record what a library did: as an event, that of the account without another, and as a span."""
+        account = ACCOUNTS.get(spent.account)
+        if event := event or (account.event if account else ""):
+            self.events.add(event, what, key, spent.start_ns, spent.end_ns, end_of=end_of)
+        self.add_span(spent)
+
+    def add_span(self, spent: Spent) -> None:
         """Record a span of the thread that trains, unless it is part of a wait for input."""
         whole, dur_ns = spent.account in _WHOLE, spent.end_ns - spent.start_ns
         waits = "data loading" in self._accounts
@@ -503,6 +543,8 @@ class StepClock:
             if ending.explicit and ending.complete:
                 self._last = ending
             if ending.complete:
+                number = ending.number
+                self.events.add("mark", ending.what, ending.kind, ending.start_ns, ending.end_ns, number=number)
                 self._note(ending, ending.end_ns)
                 self._recent[ending.kind].append(ending.end_ns - ending.start_ns)
                 self.count += 1
