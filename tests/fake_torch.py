@@ -75,6 +75,7 @@ class FakeTorch(types.ModuleType):
             ProfilerActivity=types.SimpleNamespace(CPU="CPU", CUDA="CUDA"),
             record_function=lambda name: self.op(name, "user_annotation"),
         )
+        self.save = self.load = lambda *_: None
         self.cuda = types.SimpleNamespace(is_available=lambda: False, device_count=lambda: 0)
 
         def _prepare_profiler():

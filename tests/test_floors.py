@@ -252,8 +252,8 @@ WRAPS = {  # modules that wrap, or set, what belongs to others, and why
 LOOKS = {  # modules that look into `sys.modules`, and why
     "until they ask `instrument`": {
         *("checkpoint.resume", "checkpoint.resume.custom_loops", "checkpoint.resume.loops"),
-        *("checkpoint.resume.trainers", "torchdata.effects", "torchdata.handover"),
-        *("training.files", "training.fit_data"),
+        "checkpoint.resume.trainers",
+        *("torchdata.effects", "torchdata.handover", "training.files", "training.fit_data"),
         *("training.fit_state", "training.keras_hooks", "training.seeds", "training.state", "training.torch_state"),
         *("tuning.live_torch", "tuning.thread_locals"),
     },

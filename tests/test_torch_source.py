@@ -93,7 +93,7 @@ def test_modules_are_recorded_after_a_first_step_without_compilation(
     threads, monkeypatch, boundaries, compiles, recorded
 ):
     source, hooks = tp.sources.Torch(), []
-    monkeypatch.setattr(torch_source.dynamo, "compiles", lambda: compiles)
+    monkeypatch.setattr(torch_source.torch, "compiles", lambda: compiles)
     monkeypatch.setattr(torch_source.Modules, "start", lambda self, spans: hooks.append("added"))
     monkeypatch.setattr(torch_source.Modules, "stop", lambda self: hooks.append("removed"))
     for _ in range(boundaries):

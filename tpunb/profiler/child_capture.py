@@ -136,8 +136,8 @@ class FrameworkFinder:
     def _begin(self) -> None:
         from types import SimpleNamespace
 
-        variables, python = dict(os.environ), importlib.import_module("tpunb.instrument.python")
-        in_fork = self._is_forked and python.loaded("polars") is not None
+        variables, registry = dict(os.environ), importlib.import_module("tpunb.instrument.registry")
+        in_fork = self._is_forked and registry.loaded("polars") is not None
         # by name: the package knows this module, and not the other way round
         capture: Any = importlib.import_module("tpunb.profiler.capture")
         capture_arguments = importlib.import_module("tpunb.profiler.options").capture_arguments
@@ -161,7 +161,7 @@ class FrameworkFinder:
         with open(os.path.join(self._hook, os.path.basename(place)), "w", encoding="utf-8") as file:  # noqa: PTH118, PTH119, PTH123
             file.write(str(self._run.path))
         atexit.register(self.end)
-        python.at_exit_of_worker(self.end)
+        importlib.import_module("tpunb.instrument.python").at_exit_of_worker(self.end)
         self._announce("command" if _is_command() else "program")
 
     def _place(self, folder: str) -> str:
