@@ -241,25 +241,15 @@ def test_only_the_front_door_names_studies():
 # -- what is not ours --------------------------------------------------------------------------------------------------
 
 WRAPS = {  # modules that wrap, or set, what belongs to others, and why
-    "until they listen to attributes that `instrument` declares": {
-        *("checkpoint.resume.trainers", "training.files", "training.fit_state", "training.hidden_state"),
-        *("training.keras_hooks", "tuning.live_torch"),
-    },
     "values in objects that the program has handed in": {
-        *("checkpoint.resume.custom_loops", "training.torch_state", "tuning.pipeline"),
+        *("checkpoint.resume.custom_loops", "checkpoint.resume.trainers", "training.fit_state"),
+        *("training.torch_state", "tuning.pipeline"),
     },
 }
 LOOKS = {  # modules that look into `sys.modules`, and why
-    "until they ask `instrument`": {
-        *("checkpoint.resume", "checkpoint.resume.custom_loops", "checkpoint.resume.loops"),
-        "checkpoint.resume.trainers",
-        *("torchdata.effects", "torchdata.handover", "training.files", "training.fit_data"),
-        *("training.fit_state", "training.keras_hooks", "training.seeds", "training.state", "training.torch_state"),
-        *("tuning.live_torch", "tuning.thread_locals"),
+    "the standard library, and the program itself": {
+        *("profiler.child_capture", "profiler.step_clock", "torchdata.loader"),
     },
-    "the standard library, and the program itself": {"profiler.child_capture", "profiler.step_clock"},
-    "both: the program, and PyTorch until it asks `instrument`": {"torchdata.loader"},
-    "the module of an object of the program": {"training.variables"},
     "what a study itself has imported": {"studies.sweeps.points", "studies.sweeps.process"},
 }
 

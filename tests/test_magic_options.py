@@ -181,17 +181,17 @@ def test_an_empty_cell_is_a_usage_error(refused):
 
 
 def test_without_keras_tuning_is_a_usage_error(refused, monkeypatch):
-    from tpunb.training import keras_hooks
+    from tpunb.instrument import keras
 
-    keras_hooks._check_keras.cache_clear()
+    keras.check_fit.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "keras", None)
     assert re.search(r"keras.*pip install", refused("--tune"))
 
 
 def test_keras_on_another_backend_cannot_be_tuned_while_it_runs(refused, monkeypatch):
-    from tpunb.training import keras_hooks
+    from tpunb.instrument import keras
 
-    keras_hooks._check_keras.cache_clear()
+    keras.check_fit.cache_clear()
     monkeypatch.setattr(pytest.importorskip("keras").backend, "backend", lambda: "torch")
     problem = "Keras runs on torch: a running fit can be tuned or resumed on TensorFlow and JAX only"
     assert problem in refused("--tune")

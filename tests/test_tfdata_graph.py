@@ -7,8 +7,9 @@ import pytest
 from optional import lazy
 
 from tpunb.errors import TpunbError
+from tpunb.instrument.tensorflow import op_def
 from tpunb.tfdata import graph as module
-from tpunb.tfdata.graph import array_bytes, check_dataset, from_graph, op_def, to_graph
+from tpunb.tfdata.graph import array_bytes, check_dataset, from_graph, to_graph
 
 tf = lazy("tensorflow")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FunctionType
 
 import numpy as np
+import polars as pl
 import pytest
 from optional import lazy
 
@@ -21,6 +22,7 @@ import tpunb as tp
 from tpunb.instrument import listening
 from tpunb.profiler.loop import Loop
 from tpunb.profiler.step_clock import StepClock
+from tpunb.tuning.online import tuned
 
 torch, jax, keras = lazy("torch"), lazy("jax"), lazy("keras")
 ROOT = Path(__file__).parents[2]
@@ -264,6 +266,48 @@ def test_fit_is_saved_and_captured_whichever_block_ends_first(tmp_path, entered,
     saved = sorted(int(path.name.partition("-")[2]) for path in (tmp_path / "saved").glob("tpunb-*"))
     assert saved == ([12, 16] if left[0] == "saving" else [12, 16, 20, 24])
     assert len(tp.steps(tmp_path / "run").frame) == (8 if left[0] == "capture" else 16)
+
+
+ALL = {**BLOCKS, "tuning": lambda folder: tuned(budget=1e6)}
+
+
+def losses_of(run, epochs):
+    """Train a model of PyTorch on one DataLoader; return the losses."""
+    torch.manual_seed(3)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.rand(32, 4)), batch_size=4, shuffle=True)
+    losses = []
+    for _ in range(epochs):
+        for (x,) in run.batches(data, state={"model": model, "optimizer": optimizer}):
+            optimizer.zero_grad()
+            loss = model(x).mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("entered", [*permutations(ALL)])
+@pytest.mark.parametrize("crossed", [False, True])
+def test_one_loader_is_captured_saved_and_tuned_in_any_order_of_the_blocks(tmp_path, entered, crossed):
+    loader = torch.utils.data.DataLoader
+    before, plain = vars(loader)["__iter__"], losses_of(tp.testing.null_run, 3)
+    open_blocks, values = {name: ExitStack() for name in entered}, {}
+    for name in entered:
+        values[name] = open_blocks[name].enter_context(ALL[name](tmp_path))
+    wrapper = vars(loader)["__iter__"]
+    assert wrapper.__wrapped__ is before
+    assert losses_of(values["capture"], 3) == plain
+    for name in entered if crossed else entered[::-1]:
+        open_blocks[name].close()
+    assert vars(loader)["__iter__"] is before
+    assert losses_of(tp.testing.null_run, 3) == plain
+    assert sorted(int(path.name.partition("-")[2]) for path in (tmp_path / "saved").glob("tpunb-*")) == [
+        *range(4, 25, 4)
+    ]
+    assert tp.steps(tmp_path / "run").frame.filter(pl.col("kind") == "train").height == 24
+    assert values["tuning"].messages
 
 
 TORCH = """

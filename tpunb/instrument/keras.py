@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache, partial
+from importlib import import_module
 from time import monotonic_ns
 from types import GeneratorType
 from typing import Any
 
+import numpy as np
+
+from tpunb.errors import TpunbError, need
 from tpunb.instrument.events import END_OF_DATA, What
 from tpunb.instrument.registry import Attribute, Hook, Library, Priority, around
 from tpunb.instrument.sink import Clock, Sink
@@ -477,3 +482,109 @@ def ended(original: Callable[[Any], AbstractContextManager[None]]) -> Callable[[
                 raise StopIteration from None
 
     return catch
+
+
+# -- fits that are saved, resumed and tuned ----------------------------------------------------------------------------
+
+_EPOCHS = {"tensorflow": "TFEpochIterator", "jax": "JAXEpochIterator"}
+"""Class that iterates over the epochs of a fit, by backend."""
+
+
+EPOCH_RESET, EPOCH_TURNS = (
+    {
+        backend: LIBRARY.attribute(f"keras.src.backend.{backend}.trainer", f"{kind}.{method}")
+        for backend, kind in _EPOCHS.items()
+    }
+    for method in ("reset", "_enumerate_iterator")
+)
+_ADAPTERS = "keras.src.trainers.data_adapters"
+_HINT = "save a custom loop with tpunb.checkpoint.save"
+
+
+def array_adapter() -> Any:
+    """Return the class in which a fit holds arrays."""
+    return import_module(f"{_ADAPTERS}.array_data_adapter").ArrayDataAdapter
+
+
+def dataset_adapter() -> Any:
+    """Return the class in which a fit holds a dataset of ``tf.data``."""
+    return import_module(f"{_ADAPTERS}.tf_dataset_adapter").TFDatasetAdapter
+
+
+def sliceable(inputs: Any) -> Any:
+    """Return the arrays of a fit as Keras slices them, in NumPy."""
+    return import_module(f"{_ADAPTERS}.array_slicing").convert_to_sliceable(inputs, target_backend="numpy")
+
+
+def distribute(batch: Any) -> Any:
+    """Return a batch on the devices of JAX, as a fit puts it there."""
+    return import_module(EPOCH_RESET["jax"].home)._distribute_data(batch)
+
+
+def global_state() -> Any:
+    """Return the module of what Keras holds for each thread."""
+    return import_module("keras.src.backend.common.global_state")
+
+
+def seed_modules() -> tuple[Any, Any]:
+    """Return the modules of global attributes, and of the global seed generator that is one of them."""
+    try:
+        state, generator = global_state(), import_module("keras.src.random.seed_generator")
+        _ = state.get_global_attribute, state.set_global_attribute
+        _ = generator.global_seed_generator, generator.GLOBAL_SEED_GENERATOR
+    except (ImportError, AttributeError) as error:
+        raise unsupported("the global seed generator of Keras {} is", "use an earlier Keras") from error
+    return state, generator
+
+
+def unsupported(subject: str, hint: str = _HINT) -> TpunbError:
+    """Return the error that a part of this version of Keras is not as it was tried."""
+    return TpunbError(f"{subject.format(import_module('keras').__version__)} not supported", hint=hint)
+
+
+@cache
+def check_fit() -> None:
+    """Raise TpunbError unless a fit is as checkpoints and tuning need it: an epoch of three batches is run once."""
+    keras = need("keras", extra="tensorflow")
+    if (backend := keras.backend.backend()) not in _EPOCHS:
+        problem = f"Keras runs on {backend}: a running fit can be tuned or resumed on TensorFlow and JAX only"
+        raise TpunbError(problem, hint=f"{_HINT}; tune a loop of your own with tp.tuning.Job(build, step=step)")
+    seed_modules()
+    try:
+        works = _try_epoch(backend) and "data_batch" in inspect.signature(keras.Model._symbolic_build).parameters
+    except (ImportError, AttributeError, TypeError, ValueError, NotImplementedError):
+        works = False
+    if not works:
+        raise unsupported("the internals of fit in Keras {} are")
+
+
+class _Counted:
+    """Data that count their iterators."""
+
+    def __init__(self, data: Any) -> None:
+        self.data, self.iterators = data, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.iterators += 1
+        return iter(self.data)
+
+
+def _try_epoch(backend: str) -> bool:
+    """Return whether an epoch of three batches creates two iterators, yields three turns and counts them."""
+    kind: Any = getattr(LIBRARY.module(EPOCH_RESET[backend].home), _EPOCHS[backend])
+    if backend == "jax":
+        epochs, data = kind(x=np.zeros((3, 1)), batch_size=1), _Counted(range(3))
+        epochs._get_iterator = lambda: data
+        epochs.reset()
+    else:
+        import tensorflow as tf
+
+        epochs = kind(x=tf.data.Dataset.range(3), shuffle=False, distribute_strategy=tf.distribute.get_strategy())
+        epochs.reset()
+        data = epochs._distributed_dataset = _Counted(epochs._distributed_dataset)
+    turns = [(first, last, epochs._steps_seen) for first, last, _ in epochs._enumerate_iterator()]
+    return bool(
+        turns == [(0, 0, 1), (1, 1, 2), (2, 2, 3)]
+        and (data.iterators, epochs._steps_seen, epochs._num_batches, epochs.steps_per_epoch) == (2, 0, 3, None)
+        and epochs._current_iterator is not None
+    )

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpunb.instrument.events import What
 from tpunb.instrument.hooks import listen_to_calls
-from tpunb.instrument.registry import Library
+from tpunb.instrument.registry import Attribute, Library
 from tpunb.instrument.sink import Sink
 
 LIBRARY = Library("lightning", "lightning", ("2.6.6", "2.6.6"))
+STANDALONE = Library("pytorch_lightning", "pytorch-lightning", ("2.6.6", "2.6.6"))
 
 SAVE = LIBRARY.attribute("lightning.pytorch.trainer.trainer", "Trainer.save_checkpoint")
 EVALUATE = LIBRARY.attribute("lightning.pytorch.loops.evaluation_loop", "_EvaluationLoop.run")
@@ -39,3 +40,24 @@ def listen(sink: Sink, stack: ExitStack) -> None:
     listen_to_calls(sink, "save", [SAVE], stack)
     listen_to_calls(sink, "evaluate", [EVALUATE], stack)
     stack.enter_context(PROFILE.listening(profiling))
+
+
+# -- trainings that are saved, resumed and tuned -----------------------------------------------------------------------
+
+
+class Training(NamedTuple):
+    """What a Trainer calls to train, and at the end of each step and epoch."""
+
+    fit: Attribute
+    end_step: Attribute
+    end_epoch: Attribute
+
+
+TRAININGS = {
+    home: Training(
+        library.attribute(f"{home}.trainer.trainer", "Trainer.fit"),
+        library.attribute(f"{home}.loops.training_epoch_loop", "_TrainingEpochLoop.on_advance_end"),
+        library.attribute(f"{home}.loops.fit_loop", "_FitLoop.on_advance_end"),
+    )
+    for library, home in ((LIBRARY, "lightning.pytorch"), (STANDALONE, "pytorch_lightning"))
+}

@@ -1,4 +1,4 @@
-"""Python: its garbage collections, and what ends a process that `multiprocessing` started."""
+"""Python: its files, its garbage collections, and what ends a process that `multiprocessing` started."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from tpunb.instrument.registry import Library, loaded
 from tpunb.instrument.sink import Sink
 
 LIBRARY = Library("python", "python", ("3.11", "3.14"))
+
+OPENS = tuple(LIBRARY.attribute(home, "open") for home in ("builtins", "io"))
+MOVES = tuple(LIBRARY.attribute("os", name) for name in ("rename", "replace"))
 
 _GENERATIONS = [What("python", "gc", f"generation {number}") for number in range(3)]
 

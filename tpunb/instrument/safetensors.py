@@ -11,6 +11,7 @@ from tpunb.instrument.sink import Sink
 LIBRARY = Library("safetensors", "safetensors", ("0.8.0", "0.8.0"))
 
 SAVES = tuple(LIBRARY.attribute("safetensors.torch", name) for name in ("save_file", "save_model"))
+WRITE_FILE = LIBRARY.attribute("safetensors.torch", "serialize_file")  # without Python's `open`
 RESTORES = (LIBRARY.attribute("safetensors.torch", "load_model"),)
 
 

@@ -260,6 +260,48 @@ def annotation(kind: str, number: int) -> AbstractContextManager[Any]:
     return trace
 
 
+# -- what checkpoints and tuning need ----------------------------------------------------------------------------------
+
+ITERATOR_CREATION = LIBRARY.attribute(ITERATOR_NEXT.home, "OwnedIterator._create_iterator", "dataset")
+DRAW_SEED = LIBRARY.attribute("tensorflow.python.framework.random_seed", "get_seed")
+FILE = LIBRARY.attribute("tensorflow.python.lib.io.file_io", "FileIO.__init__", "name", "mode")
+SAVER = LIBRARY.attribute("tensorflow.python.checkpoint.checkpoint", "TrackableSaver.save", "file_prefix")
+
+
+def on_operations(call: Callable[..., None], stack: ExitStack) -> None:
+    """Call with each operation that runs eagerly, until the stack is closed."""
+    callbacks = import_module("tensorflow.python.framework.op_callbacks")
+    callbacks.add_op_callback(call)
+    stack.callback(callbacks.remove_op_callback, call)
+
+
+def eager_context() -> Any | None:
+    """Return what holds the global seed; None before TensorFlow is imported, or if another object holds it."""
+    make = getattr(LIBRARY.module("tensorflow.python.eager.context"), "context", lambda: None)
+    context = make()
+    return context if hasattr(context, "_seed") and hasattr(context, "_rng") else None
+
+
+def iterator_kind() -> Any:
+    """Return the class of iterators over datasets."""
+    return import_module(ITERATOR_NEXT.home).OwnedIterator
+
+
+def dataset_of(variant: Any, spec: Any) -> Any:
+    """Return the dataset of a variant tensor."""
+    return import_module(NUMPY_NEXT.home)._VariantDataset(variant, spec)
+
+
+def op_def(name: str) -> Any:
+    """Return the definition of an operation; None if there is none of this name."""
+    return import_module("tensorflow.python.framework.op_def_registry").get(name)
+
+
+def python_function(token: str) -> Any:
+    """Return the Python function that an operation of a graph calls by a token."""
+    return import_module("tensorflow.python.ops.script_ops")._py_funcs._funcs.get(token)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 
 

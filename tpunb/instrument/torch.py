@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
+from importlib import import_module
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
@@ -366,6 +367,25 @@ def annotation(kind: str, number: int) -> AbstractContextManager[Any]:
     """Return its annotation of a step, as its profiler names steps."""
     annotation: AbstractContextManager[Any] = sys.modules["torch"].profiler.record_function(f"ProfilerStep#{number}")
     return annotation
+
+
+# -- what checkpoints and tuning need ----------------------------------------------------------------------------------
+
+WRITE_FILE = LIBRARY.attribute("torch.serialization", "_open_zipfile_writer")
+
+
+def on_updates(call: Callable[[Any], object], stack: ExitStack) -> bool:
+    """Call with each optimizer that takes a step, until the stack is closed; return whether PyTorch is imported."""
+    if (optimizers := LIBRARY.module("torch.optim.optimizer")) is None:
+        return False
+    stack.callback(optimizers.register_optimizer_step_post_hook(lambda optimizer, *_: call(optimizer)).remove)
+    return True
+
+
+def become_worker(number: int, workers: int, seed: int, dataset: Any) -> None:
+    """Have this process pass for a worker of a DataLoader."""
+    module: Any = import_module("torch.utils.data._utils.worker")
+    module._worker_info = module.WorkerInfo(id=number, num_workers=workers, seed=seed, dataset=dataset)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: its checkpoints, evaluations and callbacks."""
+"""Hugging Face's Trainer: its checkpoints, evaluations and callbacks, and its trainings that are resumed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,19 @@ SAVES = tuple(
 )
 EVALUATES = tuple(LIBRARY.attribute("transformers.trainer", f"Trainer.{name}") for name in ("evaluate", "predict"))
 CALL_EVENT = LIBRARY.attribute("transformers.trainer_callback", "CallbackHandler.call_event", "event")
+
+# -- trainings that are saved, resumed and tuned -----------------------------------------------------------------------
+
+TRAIN, END_STEP, LOAD_CHECKPOINT, LOAD_RANDOM_STATE, BEGIN, RUN_EPOCH, FINISH = (
+    LIBRARY.attribute("transformers.trainer", f"Trainer.{name}")
+    for name in (
+        *("train", "_maybe_log_save_evaluate", "_load_from_checkpoint", "_load_rng_state", "_init_training_state"),
+        *("_run_epoch", "_finalize_training"),
+    )
+)
+SKIP_BATCHES = LIBRARY.attribute("transformers.trainer", "skip_first_batches")
+
+# -- what a capture records --------------------------------------------------------------------------------------------
 
 
 class _Callbacks(list[Any]):

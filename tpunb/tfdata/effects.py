@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tpunb.tfdata.graph import op_def
+from tpunb.instrument.tensorflow import op_def
 
 Verdict = Literal["safe", "verify", "locked"]
 

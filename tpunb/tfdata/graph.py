@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from tpunb.errors import TpunbError, need, wrong_type
+from tpunb.instrument.tensorflow import op_def
 from tpunb.text import format_error
 
 AUTOTUNE = -1
@@ -41,13 +42,6 @@ INPUTS = {
     "AnonymousSeedGenerator": ["seed", "seed2", "reshuffle"],
     "AnonymousMemoryCache": [],
 }
-
-
-def op_def(op: str) -> Any:
-    """Return the OpDef of an operation in TensorFlow's registry; None if there is none."""
-    from tensorflow.python.framework import op_def_registry
-
-    return op_def_registry.get(op)
 
 
 def to_graph(dataset: Any) -> Any:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tpunb.instrument.tensorflow import python_function
 from tpunb.text import plain
 from tpunb.tfdata.effects import PYTHON, called_functions
 from tpunb.tfdata.stages import Stage
@@ -211,14 +212,12 @@ def _unwrapped(function: Any) -> tuple[Any, Any]:
 
 def _python_functions(library: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[Any]:
     """Yield the Python functions that functions of a graph call."""
-    from tensorflow.python.ops import script_ops
-
     todo, seen = [*names], set(names)
     while todo:
         definition = library.get(todo.pop())
         for node in definition.node_def if definition is not None else ():
             if node.op in PYTHON:
-                yield script_ops._py_funcs._funcs.get(node.attr["token"].s.decode())
+                yield python_function(node.attr["token"].s.decode())
             further = [other for other in called_functions(node) if other not in seen]
             todo += further
             seen.update(further)

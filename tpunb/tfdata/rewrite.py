@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tpunb.errors import TpunbError
-from tpunb.tfdata.graph import AUTOTUNE, from_graph, graph_or_none, op_def
+from tpunb.instrument.tensorflow import op_def
+from tpunb.tfdata.graph import AUTOTUNE, from_graph, graph_or_none
 from tpunb.tfdata.stages import Stage, constant, flag, is_dataset_op, stages, upstream
 
 # operation -> its input with the number of parallel calls

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from tpunb.instrument.tensorflow import op_def
 from tpunb.tfdata.effects import CHECKS, operations
-from tpunb.tfdata.graph import graph_or_none, op_def, read_datasets
+from tpunb.tfdata.graph import graph_or_none, read_datasets
 from tpunb.tfdata.rewrite import shuffles
 from tpunb.tfdata.stages import Stage, stages, upstream
 

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -33,6 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpunb.errors import TpunbError, need
+from tpunb.instrument.torch import LIBRARY as TORCH
+from tpunb.instrument.torch import become_worker
 from tpunb.text import format_error, plain
 from tpunb.torchdata.loader import is_iterable, settings_of, start_method, start_obstacle, with_settings
 
@@ -175,7 +176,7 @@ class _Pickler(pickle.Pickler):
 
 def _array(value: Any) -> NDArray[Any] | None:
     """Return the bytes of a tensor, or an array; None for anything else."""
-    torch = sys.modules.get("torch")
+    torch = TORCH.module()
     if torch is None or not isinstance(value, torch.Tensor):
         is_array = hasattr(value, "__array__") and hasattr(value, "dtype") and not isinstance(value, type)
         array = np.asarray(value) if is_array else None
@@ -288,8 +289,7 @@ def _become_worker(loader: Any, *, other: bool) -> None:
     random.seed(seed)
     torch.manual_seed(seed)
     np.random.seed(seed)
-    module: Any = import_module("torch.utils.data._utils.worker")
-    module._worker_info = module.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=loader.dataset)
+    become_worker(worker, workers, seed, loader.dataset)
     if loader.worker_init_fn is not None:
         loader.worker_init_fn(worker)
 

@@ -8,7 +8,6 @@ other one fails, the program's own makes it. No random number is drawn that the 
 from __future__ import annotations
 
 import random
-import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence, Sized
 from contextlib import suppress
@@ -19,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from tpunb.errors import TpunbError
+from tpunb.instrument.torch import LIBRARY as TORCH
+from tpunb.instrument.torch import LOADER_ITER
 from tpunb.text import format_error, plain
 from tpunb.torchdata.loader import Settings, settings_of, shut_down, start_method, with_settings
 
@@ -32,7 +33,6 @@ _MOST_PARTS = 200
 """Parts of a dataset that are compared at each batch."""
 
 _FEW = 32  # items of a list whose parts are compared
-_LOADER = "torch.utils.data.dataloader"
 _SAMPLER = "torch.utils.data.sampler"
 _AT_ONCE = {  # samplers that draw all random numbers with the first index
     *((_SAMPLER, name) for name in ("SequentialSampler", "RandomSampler", "SubsetRandomSampler")),
@@ -367,12 +367,12 @@ class Handover:
 
     def _iterator(self, settings: Settings, indices: Iterator[Any]) -> Any:
         """Return a new iterator of PyTorch's over the batches of some indices, whose workers stay at their end."""
-        module = sys.modules[_LOADER]
+        module: Any = TORCH.module(LOADER_ITER.home)
         stays = settings.workers > 0
         method = start_method(self._loader) if stays else None  # Python's default is not chosen by it
         loader = with_settings(self._loader, replace(settings, persistent_workers=stays, start_method=method))
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        generator = sys.modules["torch"].Generator()  # so that its seed is not drawn from the program's
+        generator = module.torch.Generator()  # so that its seed is not drawn from the program's
         vars(loader).update({name: indices, "generator": generator})
         if not stays:
             return module._SingleProcessDataLoaderIter(loader)
@@ -386,9 +386,10 @@ class Handover:
 
 def refusal(iterator: Any, loader: Any) -> str:
     """Return why an iterator over a DataLoader cannot be handed over, or ""."""
-    if type(iterator).__module__ != _LOADER:
+    module: Any = TORCH.module(home := LOADER_ITER.home)
+    if type(iterator).__module__ != home:
         return f"{plain(type(iterator).__module__)} keeps the position of its DataLoader, which workers would move"
-    if iterator._dataset_kind != sys.modules[_LOADER]._DatasetKind.Map:
+    if iterator._dataset_kind != module._DatasetKind.Map:
         return "its dataset is an IterableDataset, of which each worker would read all"
     if not loader.in_order:
         return "in_order=False: its batches come in any order"
@@ -450,13 +451,17 @@ _END = object()
 
 def _random_states() -> list[Any]:
     """Return the states of the global generators."""
-    return [sys.modules["torch"].get_rng_state(), np.random.get_state(), random.getstate()]
+    import torch
+
+    return [torch.get_rng_state(), np.random.get_state(), random.getstate()]
 
 
 def _set_random_states(states: list[Any]) -> None:
     """Restore the states of the global generators."""
-    torch, numpy, python = states
-    sys.modules["torch"].set_rng_state(torch)
+    import torch
+
+    of_torch, numpy, python = states
+    torch.set_rng_state(of_torch)
     np.random.set_state(numpy)
     random.setstate(python)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tpunb.errors import TpunbError, need
+from tpunb.instrument.torch import LIBRARY as TORCH
 from tpunb.text import format_error
 
 PREFETCH_FACTOR = 2
@@ -27,7 +28,7 @@ _MOST_SENT = 64 << 20
 
 def is_loader(data: object) -> bool:
     """Return whether data are a DataLoader, or pass for one as those of accelerate do, without importing torch."""
-    module = sys.modules.get("torch.utils.data")
+    module = TORCH.module("torch.utils.data")
     return module is not None and isinstance(data, module.DataLoader)
 
 

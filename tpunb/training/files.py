@@ -7,8 +7,6 @@ be kept so ends the resumption before the file is touched.
 
 from __future__ import annotations
 
-import builtins
-import io
 import os
 import re
 import shutil
@@ -22,7 +20,8 @@ from typing import Any
 
 from tpunb.errors import BadProfile, TpunbError, warn_user
 from tpunb.frames.conversion import open_file
-from tpunb.instrument.registry import around, watching, wrapped
+from tpunb.instrument import h5py, python, safetensors, tensorflow, torch
+from tpunb.instrument.registry import Attribute, Priority, around
 from tpunb.step_stats.sample_places import PACKAGES
 from tpunb.text import plain
 from tpunb.training.program import STANDARD_FOLDERS, TPUNB, is_user_code, place_of, user_frame
@@ -46,14 +45,15 @@ _LOADERS = re.compile(
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 _EVENTS = {"open", "os.mkdir", "os.remove", "os.rename", "os.truncate", "shutil.rmtree", "sqlite3.connect"}
 
-_NATIVE: dict[str, tuple[str, int, str | None]] = {
-    "torch.serialization": ("_open_zipfile_writer", 0, "w"),
-    "safetensors.torch": ("serialize_file", 1, "a"),
-    "h5py": ("File.__init__", 1, None),
-    "tensorflow.python.lib.io.file_io": ("FileIO.__init__", 1, None),
-    "tensorflow.python.checkpoint.checkpoint": ("TrackableSaver.save", 1, "a"),
+_OPENERS: dict[Attribute, tuple[int, str | None]] = {
+    **dict.fromkeys(python.OPENS, (0, None)),
+    torch.WRITE_FILE: (0, "w"),
+    safetensors.WRITE_FILE: (1, "a"),
+    h5py.FILE: (1, None),
+    tensorflow.FILE: (1, None),
+    tensorflow.SAVER: (1, "a"),
 }
-"""By module, a function that writes without Python's `open`, the place of its path, its mode (None: as it is given)."""
+"""Functions that open files, with the place of the path in their arguments, and their mode (None: as it is given)."""
 
 
 class FileGuard:
@@ -79,12 +79,9 @@ class FileGuard:
         with ExitStack() as stack:
             self._folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tpunb-kept-"))
             stack.callback(vars(self).update, vars(FileGuard()))
-            for owner in (builtins, io):
-                stack.enter_context(wrapped(owner, "open", around(self._opening(0, None))))
-            for name in ("rename", "replace"):
-                stack.enter_context(wrapped(os, name, around(self._renaming)))
-            for module in _NATIVE:
-                stack.enter_context(watching(module, partial(self._into, module)))
+            hooks = {each: self._opening(*_OPENERS[each]) for each in _OPENERS}
+            for attribute, hook in (hooks | dict.fromkeys(python.MOVES, self._renaming)).items():
+                stack.enter_context(attribute.listening(around(hook), Priority.CHECKPOINTS))
             self._checkpoints = tuple(str(checkpoint.absolute().parent / name) for name in CHECKPOINT_NAMES)
             self.is_skipping, self.reached_s, self._saved_s, self._diverge = True, saved_s, saved_s, diverge
             try:
@@ -93,16 +90,6 @@ class FileGuard:
                 self.resume_writes()
                 self._follow()
             self.check()
-
-    def _into(self, module: str, stack: ExitStack) -> None:
-        """Have a library that is imported open what `path` returns."""
-        name, at, mode = _NATIVE[module]
-        owner: Any = sys.modules[module]
-        *kinds, method = name.split(".")
-        for kind in kinds:
-            owner = getattr(owner, kind, None)
-        if hasattr(owner, method):
-            stack.enter_context(wrapped(owner, method, around(self._opening(at, mode))))
 
     def check(self) -> None:
         """Raise the error that has ended the resumption, if the program has caught it."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tpunb.errors import TpunbError, warn_user
 from tpunb.frames.conversion import read_file
+from tpunb.instrument.tensorflow import dataset_of, iterator_kind
 from tpunb.text import plural
 from tpunb.training.state import digest
 
@@ -198,7 +199,6 @@ class _Feeder:
 
     def __init__(self, spec: Any) -> None:
         import tensorflow as tf
-        from tensorflow.python.data.ops.dataset_ops import _VariantDataset
 
         parts = tf.nest.flatten(spec)
         self._queue = tf.queue.FIFOQueue(1, [part.dtype for part in parts])
@@ -214,7 +214,7 @@ class _Feeder:
 
         shapes = [part.shape for part in parts]
         batches = tf.data.Dataset.from_tensors(0).repeat().map(drawn).with_options(options)
-        self._iterator = iter(_VariantDataset(batches._variant_tensor, spec))
+        self._iterator = iter(dataset_of(batches._variant_tensor, spec))
 
     def feed(self, batch: Any) -> Any:
         """Return the iterator, whose next batch is this one."""
@@ -241,9 +241,8 @@ def _lines(file: Path) -> list[list[Any]]:
 def _has_plain_batches(iterator: Any) -> bool:
     """Return whether an iterator draws nests of plain tensors on this machine."""
     import tensorflow as tf
-    from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
-    specs = tf.nest.flatten(iterator.element_spec) if isinstance(iterator, OwnedIterator) else []
+    specs = tf.nest.flatten(iterator.element_spec) if isinstance(iterator, iterator_kind()) else []
     return bool(specs) and all(type(spec) is tf.TensorSpec for spec in specs)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from tpunb.instrument.keras import dataset_adapter
+from tpunb.instrument.tensorflow import LIBRARY as TENSORFLOW
 from tpunb.tfdata import position, rewrite
 from tpunb.tfdata.graph import graph_or_none, too_large
 from tpunb.tfdata.restored import (
@@ -76,10 +77,8 @@ class FitData:
 
     def attach(self, epochs: Any, listened: Callable[[Any], Any]) -> None:
         """Take the data when Keras has prepared them; `listened` may replace a dataset by one with its elements."""
-        from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
-
         self.epochs, dataset = epochs, epochs._distributed_dataset
-        from_program = isinstance(epochs.data_adapter, TFDatasetAdapter)
+        from_program = isinstance(epochs.data_adapter, dataset_adapter())
         self.reason = too_large(dataset) if from_program else ""
         graph = graph_or_none(dataset) if from_program and not self.reason else None
         arrays: Any = ArrayBatches.of(dataset, epochs.data_adapter)
@@ -287,7 +286,7 @@ class FitData:
             return  # an epoch that begins with a new iterator
         self.epochs._steps_seen = saved["steps_seen"] + taken
         self.drawn = saved["drawn"]
-        tf = sys.modules.get("tensorflow")
+        tf = TENSORFLOW.module()
         ended = (StopIteration,) if tf is None else (StopIteration, tf.errors.OpError)
         try:
             for _ in range(self._read_position(saved) if DATA in saved["holds"] else self.drawn):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -14,6 +13,7 @@ import numpy as np
 
 from tpunb.errors import TpunbError, library_warnings_ignored, warn_user
 from tpunb.instrument.registry import replaced
+from tpunb.instrument.tensorflow import LIBRARY as TENSORFLOW
 from tpunb.signals import spending
 from tpunb.text import format_error, plain
 from tpunb.tfdata.graph import graph_or_none, too_large
@@ -407,7 +407,7 @@ class Fit:
     @cached_property
     def _unsaved_validation(self) -> str:
         """Sentence that says why a validation after a checkpoint may give other results, or ""."""
-        (data, _), tf = self.validation, sys.modules.get("tensorflow")
+        (data, _), tf = self.validation, TENSORFLOW.module()
         if self._py_validation:
             reason = self._py_validation[0].probe()
             return f"validation_data: {reason}" if reason else ""

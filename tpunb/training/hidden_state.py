@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from tpunb.instrument.registry import wrapped
+from tpunb.instrument.registry import Priority
+from tpunb.instrument.tensorflow import DRAW_SEED, on_operations
 from tpunb.text import plain
 from tpunb.tfdata.effects import GENERATOR, draws_random_numbers
 from tpunb.training.constants import compiled_step
@@ -23,13 +24,10 @@ class EagerStep:
     @contextmanager
     def watching(self, *, operations: bool) -> Iterator[None]:
         """Watch a step: the seeds that it draws, and all of its operations if asked for."""
-        from tensorflow.python.framework import op_callbacks, random_seed
-
         with ExitStack() as stack:
-            stack.enter_context(wrapped(random_seed, "get_seed", self._drawing))
+            DRAW_SEED.listen(self._drawing, Priority.CHECKPOINTS, stack)
             if operations:
-                op_callbacks.add_op_callback(self._note)
-                stack.callback(op_callbacks.remove_op_callback, self._note)
+                on_operations(self._note, stack)
             yield
 
     def hidden_state(self, tracked: Iterable[Any]) -> str:

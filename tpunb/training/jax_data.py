@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tpunb.instrument.keras import array_adapter, dataset_adapter, distribute, sliceable
 from tpunb.text import format_error, plain
 from tpunb.tfdata.restored import explain_op
 from tpunb.training import constants, seeds
@@ -67,18 +68,16 @@ class JaxData(FitData):
     def attach(self, epochs: Any, listened: Callable[[Any], Any]) -> None:
         """Take the data when Keras has prepared them; `listened` may replace a dataset by one with its elements."""
         import keras
-        from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-        from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
         self.epochs, adapter = epochs, epochs.data_adapter
-        self._is_counted = isinstance(adapter, TFDatasetAdapter)
+        self._is_counted = isinstance(adapter, dataset_adapter())
         if keras.distribution.distribution() is not None:
             self._is_counted, self.reason = False, "the training is distributed over devices (keras.distribution)"
             return
         if self._is_counted:
             epochs._distributed_dataset = adapter._dataset
             super().attach(epochs, listened)
-        elif isinstance(adapter, ArrayDataAdapter):
+        elif isinstance(adapter, array_adapter()):
             self.fingerprint = _of_arrays(adapter)
             self.passes = epochs._distributed_dataset = _Passes(lambda: ArrayPass(adapter))
         elif type(adapter).__name__ == "GrainDatasetAdapter":
@@ -204,9 +203,8 @@ class _Passes(CountingDataset):
 
 def batches_of(iterator: Any) -> Feed:
     """Return the batches of an iterator of ``tf.data`` as ``fit`` passes them to a step."""
-    from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
-
-    feed = Feed(TFDatasetAdapter.__new__(TFDatasetAdapter), lambda: iterator)
+    kind = dataset_adapter()
+    feed = Feed(kind.__new__(kind), lambda: iterator)
     feed.opened()
     return feed
 
@@ -224,9 +222,8 @@ def _converted(adapter: Any, source: Any) -> Iterator[Any]:
 def _on_device(batches: Iterator[Any]) -> Iterator[Any]:
     """Return batches that Keras would transfer before the step, on another device than a CPU."""
     import jax
-    from keras.src.backend.jax.trainer import _distribute_data
 
-    return batches if jax.default_backend() == "cpu" else map(_distribute_data, batches)
+    return batches if jax.default_backend() == "cpu" else map(distribute, batches)
 
 
 def _shape(array: Any) -> Any:
@@ -255,9 +252,8 @@ def _state_of(iterator: Any) -> tuple[str, dict[str, Any]]:
 def _of_arrays(adapter: Any) -> str:
     """Return a fingerprint of the arrays of a fit and of the order in which they are read."""
     import keras
-    from keras.src.trainers.data_adapters import array_slicing
 
-    parts = keras.tree.flatten(array_slicing.convert_to_sliceable(adapter._inputs, target_backend="numpy"))
+    parts = keras.tree.flatten(sliceable(adapter._inputs))
 
     def rows(part: Any, at: Any) -> Any:
         return np.asarray(part.convert_to_numpy(part[np.asarray(at)]))

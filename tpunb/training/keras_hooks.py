@@ -1,34 +1,25 @@
-"""Hooks into Keras' ``fit`` on TensorFlow and JAX: its data, its turns and its epochs.
-
-They depend on Keras' internals, which an epoch of three batches checks before the first use.
-"""
+"""Listens to Keras' ``fit`` on TensorFlow and JAX: to its data, its turns and its epochs."""
 
 from __future__ import annotations
 
 import inspect
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import cache, partial
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tpunb.errors import TpunbError, need
-from tpunb.instrument.registry import wrapped
-from tpunb.training import seeds
+from tpunb.instrument.keras import EPOCH_RESET, EPOCH_TURNS, HOOKS, METHODS, check_fit, unsupported
+from tpunb.instrument.registry import Attribute, Hook, Priority
+from tpunb.instrument.tensorflow import ITERATOR_CREATION
 from tpunb.training.block import Block
 from tpunb.training.files import guard
 from tpunb.training.fit_start import EndedFit
 from tpunb.training.fit_state import Fit
 from tpunb.training.jax_fit import JaxFit
-from tpunb.training.passes import CountingDataset
 from tpunb.training.program import place_of, user_frame
-
-_HINT = "save a custom loop with tpunb.checkpoint.save"
 
 
 class _Block(Block):
@@ -41,17 +32,13 @@ class _Block(Block):
         self.ended: list[EndedFit] = []  # of the block
         self.fit: Fit | None = None
         self.thread = 0  # of the fit
-        self.watches_iterators = False
         self.depth = 0  # evaluations, predictions and fits within the fit
 
     def enter(self) -> None:
         if self.users == 0:
-            _check_keras()
+            check_fit()
             self.ended = []
             _install(self.stack)
-
-    def leave(self) -> None:
-        self.watches_iterators = False
 
     @property
     def is_other_thread(self) -> bool:
@@ -74,8 +61,6 @@ def is_fitting() -> bool:
 
 
 def _install(stack: ExitStack) -> None:
-    import keras
-
     def begin_fit(fit: Fit, callbacks: Any, logs: Any = None) -> None:
         if fit.start is not None or fit.past is not None:
             fit.model._initial_epoch = None  # BackupAndRestore has set the epoch of its own backup
@@ -92,53 +77,39 @@ def _install(stack: ExitStack) -> None:
     def attach(fit: Fit, epochs: Any) -> None:
         fit.attach(epochs)
 
-    callbacks, epochs = keras.callbacks.CallbackList, _epoch_iterator()
-    for owner, name, hook in (
-        (keras.Model, "fit", _fit),
-        (keras.Model, "evaluate", _inner_call),
-        (keras.Model, "predict", _inner_call),
-        (callbacks, "on_train_begin", _event(begin_fit)),
-        (callbacks, "on_epoch_begin", _event(begin_epoch, after=False)),
-        (callbacks, "on_epoch_end", _event(end_epoch)),
-        (callbacks, "on_train_batch_end", _event(end_step, after=False)),
-        (epochs, "reset", _event(attach)),
-        (epochs, "_enumerate_iterator", _enumerate),
-    ):
-        stack.enter_context(wrapped(owner, name, hook))
+    hooks: dict[Attribute, Hook] = {
+        METHODS["fit"]: _fit,
+        METHODS["evaluate"]: _inner_call,
+        METHODS["predict"]: _inner_call,
+        HOOKS["on_train_begin"]: _event(begin_fit),
+        HOOKS["on_epoch_begin"]: _event(begin_epoch, after=False),
+        HOOKS["on_epoch_end"]: _event(end_epoch),
+        HOOKS["on_train_batch_end"]: _event(end_step, after=False),
+        EPOCH_RESET[_backend()]: _event(attach),
+        EPOCH_TURNS[_backend()]: _enumerate,
+    }
+    if not all(attribute.places() for attribute in hooks):
+        raise unsupported("the internals of fit in Keras {} are")
+    for attribute, hook in hooks.items():
+        attribute.listen(hook, Priority.CHECKPOINTS, stack)
+    stack.enter_context(ITERATOR_CREATION.listening(_creating, Priority.CHECKPOINTS))
 
 
-def _epoch_iterator() -> type:
-    """Return the class of Keras' backend that iterates over the epochs of a fit."""
-    if _is_jax():
-        from keras.src.backend.jax.trainer import JAXEpochIterator as EpochIterator
-    else:
-        from keras.src.backend.tensorflow.trainer import TFEpochIterator as EpochIterator
-    kind: type = EpochIterator
-    return kind
-
-
-def _is_jax() -> bool:
+def _backend() -> str:
     import keras
 
-    return bool(keras.backend.backend() == "jax")
+    return str(keras.backend.backend())
 
 
-def _watch_iterators() -> None:
-    """Report iterators over ``tf.data`` to the fit, once the program has imported TensorFlow."""
-    if _block.watches_iterators or sys.modules.get("tensorflow") is None:
-        return
-    from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+def _creating(original: Callable[..., None]) -> Callable[..., None]:
+    """Return the function that begins an iterator over ``tf.data`` so that it is reported to the fit."""
 
-    def created(original: Callable[..., None]) -> Callable[..., None]:
-        def create(iterator: Any, dataset: Any) -> None:
-            original(iterator, dataset)
-            if (fit := _block.fit) is not None:
-                fit.guarded(fit.on_iterator, dataset, default=None)
+    def create(iterator: Any, dataset: Any) -> None:
+        original(iterator, dataset)
+        if (fit := _block.fit) is not None:
+            fit.guarded(fit.on_iterator, dataset, default=None)
 
-        return create
-
-    _block.stack.enter_context(wrapped(OwnedIterator, "_create_iterator", created))
-    _block.watches_iterators = True
+    return create
 
 
 def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,8 +134,7 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
             bound.arguments["initial_epoch"] = start.metadata["epoch"]
         validation = bound.arguments.get("validation_data"), bound.arguments.get("validation_steps")
         _block.thread = threading.get_ident()
-        _watch_iterators()
-        _block.fit = fit = (JaxFit if _is_jax() else Fit)(
+        _block.fit = fit = (JaxFit if _backend() == "jax" else Fit)(
             model, number, () if past else tuple(_block.listeners), start, validation, past, tuple(_block.ended)
         )
         ended, kept = EndedFit(), start.folder if past is not None and start is not None else None
@@ -240,40 +210,3 @@ def _enumerate(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
         return fit.turns(epochs, original)
 
     return turns
-
-
-@cache
-def _check_keras() -> None:
-    """Check that Keras' internals are those that the hooks were written for."""
-    keras = need("keras", extra="tensorflow")
-    if (backend := keras.backend.backend()) not in ("tensorflow", "jax"):
-        problem = f"Keras runs on {backend}: a running fit can be tuned or resumed on TensorFlow and JAX only"
-        raise TpunbError(problem, hint=f"{_HINT}; tune a loop of your own with tp.tuning.Job(build, step=step)")
-    seeds.keras_generator()
-    try:
-        works = _try_epoch() and "data_batch" in inspect.signature(keras.Model._symbolic_build).parameters
-    except (ImportError, AttributeError, TypeError, ValueError, NotImplementedError):
-        works = False
-    if not works:
-        raise TpunbError(f"the internals of fit in Keras {keras.__version__} are not supported", hint=_HINT)
-
-
-def _try_epoch() -> bool:
-    """Return whether an epoch of three batches creates two iterators, yields three turns and counts them."""
-    kind: Any = _epoch_iterator()
-    if _is_jax():
-        epochs, data = kind(x=np.zeros((3, 1)), batch_size=1), CountingDataset(range(3))
-        epochs._get_iterator = lambda: data
-        epochs.reset()
-    else:
-        import tensorflow as tf
-
-        epochs = kind(x=tf.data.Dataset.range(3), shuffle=False, distribute_strategy=tf.distribute.get_strategy())
-        epochs.reset()
-        data = epochs._distributed_dataset = CountingDataset(epochs._distributed_dataset)
-    turns = [(first, last, epochs._steps_seen) for first, last, _ in epochs._enumerate_iterator()]
-    return bool(
-        turns == [(0, 0, 1), (1, 1, 2), (2, 2, 3)]
-        and (data.iterators, epochs._steps_seen, epochs._num_batches, epochs.steps_per_epoch) == (2, 0, 3, None)
-        and epochs._current_iterator is not None
-    )

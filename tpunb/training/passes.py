@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpunb.errors import warn_user
+from tpunb.instrument.keras import array_adapter
 from tpunb.text import format_error
 from tpunb.training import constants
 
@@ -68,9 +69,7 @@ class ArrayBatches(CountingDataset):
     @classmethod
     def of(cls, dataset: Any, adapter: Any) -> Self | None:
         """Return the batches of Keras' pipeline over arrays; None for any other dataset, such as a distributed one."""
-        from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-
-        if not isinstance(adapter, ArrayDataAdapter) or not hasattr(dataset, "_inputs"):
+        if not isinstance(adapter, array_adapter()) or not hasattr(dataset, "_inputs"):
             return None
         gather = dataset
         while not hasattr(gather, "_map_func"):

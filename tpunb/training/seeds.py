@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import random
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tpunb.errors import TpunbError
+from tpunb.instrument.keras import LIBRARY as KERAS
+from tpunb.instrument.keras import seed_modules
+from tpunb.instrument.tensorflow import eager_context
+from tpunb.instrument.torch import LIBRARY as TORCH
 from tpunb.training.snapshot import reading
 
 
@@ -78,8 +80,7 @@ def set_host_random_state(state: Mapping[str, Any]) -> None:
 
 def _torch_generators() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
     """Return how the states of PyTorch's global generators are read and set, of those devices that were used."""
-    torch: Any = sys.modules.get("torch")
-    if not all(hasattr(torch, name) for name in ("get_rng_state", "cuda", "backends")):  # none, or half imported
+    if (torch := TORCH.module()) is None:
         return {}
     devices: dict[str, tuple[Any, Any]] = {
         "torch": (lambda: [torch.get_rng_state()], lambda states: torch.set_rng_state(states[0]))
@@ -105,7 +106,7 @@ def from_text(state: str) -> Any:
 
 def tensorflow_random_state() -> Any:
     """Return TensorFlow's global seed and the state of its eager seeds as JSON values; None without TensorFlow."""
-    if (context := _tensorflow_context()) is None:
+    if (context := eager_context()) is None:
         return None
     drawn = context._rng.getstate() if isinstance(context._rng, random.Random) else None
     return [context._seed, None if drawn is None else [drawn[0], list(drawn[1]), drawn[2]]]
@@ -114,7 +115,7 @@ def tensorflow_random_state() -> Any:
 @reading(_SAVED)
 def set_tensorflow_random_state(state: Any) -> None:
     """Restore a state of `tensorflow_random_state`, and the operations that hold eager seeds drawn since."""
-    if (context := _tensorflow_context()) is None or state in (None, tensorflow_random_state()):
+    if (context := eager_context()) is None or state in (None, tensorflow_random_state()):
         return
     seed, drawn = state
     if drawn is not None and hasattr(context, "_set_global_seed"):
@@ -127,20 +128,20 @@ def set_tensorflow_random_state(state: Any) -> None:
 
 def keras_generator() -> Any:
     """Return Keras' global seed generator; None if Keras is not imported or has not created it."""
-    if "keras" not in sys.modules:
+    if KERAS.module() is None:
         return None
-    global_state, seed_generator = _keras_modules()
+    global_state, seed_generator = seed_modules()
     return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
 
 
 def make_keras_generator() -> Any:
     """Return Keras' global seed generator; if there is none, Keras creates it from Python's random numbers."""
-    return _keras_modules()[1].global_seed_generator()
+    return seed_modules()[1].global_seed_generator()
 
 
 def forget_keras_generator() -> None:
     """Let Keras create a new global seed generator when it next needs one."""
-    global_state, seed_generator = _keras_modules()
+    global_state, seed_generator = seed_modules()
     global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, None)
 
 
@@ -150,7 +151,7 @@ def ensured_keras_generator() -> Iterator[bool]:
 
     A generator that the first trial creates could not be restored before the next: compiled functions would hold it.
     """
-    created = "keras" in sys.modules and keras_generator() is None
+    created = KERAS.module() is not None and keras_generator() is None
     if created:
         make_keras_generator()
     try:
@@ -158,30 +159,3 @@ def ensured_keras_generator() -> Iterator[bool]:
     finally:
         if created:
             forget_keras_generator()
-
-
-def _keras_modules() -> tuple[Any, Any]:
-    try:
-        from keras.src.backend.common import global_state
-        from keras.src.random import seed_generator
-
-        _ = global_state.get_global_attribute, global_state.set_global_attribute
-        _ = seed_generator.global_seed_generator, seed_generator.GLOBAL_SEED_GENERATOR
-    except (ImportError, AttributeError) as error:
-        import keras
-
-        raise TpunbError(
-            f"the global seed generator of Keras {keras.__version__} is not supported", hint="use an earlier Keras"
-        ) from error
-    return global_state, seed_generator
-
-
-def _tensorflow_context() -> Any:
-    if "tensorflow" not in sys.modules:
-        return None
-    try:
-        from tensorflow.python.eager.context import context
-    except ImportError:
-        return None
-    current = context()
-    return current if hasattr(current, "_seed") and hasattr(current, "_rng") else None

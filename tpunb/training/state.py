@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -124,12 +123,16 @@ def _of_torch(value: Any) -> Any:
     try:
         return tensor.numpy()
     except TypeError:  # such as bfloat16
-        return tensor.contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()
+        import torch
+
+        return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _dense(tensor: Any) -> Any:
+    import torch
+
     here = tensor.detach().cpu()
-    return here.to_dense() if here.layout is not sys.modules["torch"].strided else here
+    return here.to_dense() if here.layout is not torch.strided else here
 
 
 def arrays(value: Any) -> Iterator[NDArray[Any]]:

@@ -10,7 +10,6 @@ import itertools
 import json
 import random
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpunb.frames.conversion import open_file, open_zip, read_file
+from tpunb.instrument.torch import LIBRARY as TORCH
 from tpunb.text import plain
 from tpunb.training import seeds
 from tpunb.training.callbacks import GENERATORS
@@ -46,7 +46,7 @@ _DRAWS = re.compile(
 def is_part(part: Any) -> bool:
     """Return whether a part of a state has a ``state_dict``, as models and optimizers of PyTorch do."""
     has_state = all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))
-    return has_state and "torch" in sys.modules and not isinstance(part, type)
+    return has_state and TORCH.module() is not None and not isinstance(part, type)
 
 
 def is_tensor(value: Any) -> bool:

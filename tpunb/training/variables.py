@@ -14,13 +14,15 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from inspect import CO_GENERATOR
+from inspect import CO_GENERATOR, getfile
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tpunb.instrument.jax import LIBRARY as JAX
+from tpunb.instrument.torch import LIBRARY as TORCH
 from tpunb.text import plain
 from tpunb.training import torch_state
 from tpunb.training.callbacks import CONSTANT, CallbackState, restored_value
@@ -173,8 +175,12 @@ def _attributes(path: str, value: Any, seen: set[int]) -> dict[str, _Slot]:
 def _is_of_program(value: Any) -> bool:
     """Return whether the program has defined the class of an object."""
     kind = type(value)
-    module = sys.modules.get(kind.__module__)
-    return kind.__module__ == "__main__" or is_user_code(getattr(module, "__file__", None) or "<unknown>")
+    if kind.__module__ == "__main__":
+        return True
+    try:
+        return is_user_code(getfile(kind))
+    except (OSError, TypeError):  # of no file
+        return False
 
 
 def _has(part: Any, *names: str) -> bool:
@@ -233,9 +239,9 @@ def _leaves(state: Mapping[str, Any]) -> list[Any]:
     for part in state.values():
         if _has(part, "parameters", "buffers"):
             leaves += [*part.parameters(), *part.buffers()]
-        elif "torch" in sys.modules and (tensors := [*torch_state.tensors(part)]):
+        elif TORCH.module() is not None and (tensors := [*torch_state.tensors(part)]):
             leaves += tensors
-        elif (jax := sys.modules.get("jax")) is not None and not is_from(part, "torch", "keras", "tensorflow"):
+        elif (jax := JAX.module()) is not None and not is_from(part, "torch", "keras", "tensorflow"):
             leaves += [leaf for leaf in jax.tree.leaves(part) if isinstance(leaf, jax.Array)]
     return leaves
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tpunb.errors import TpunbError, need, wrong_type
 from tpunb.frames import Phase, Phases
+from tpunb.instrument.keras import array_adapter
 from tpunb.text import cut, plain
 from tpunb.tfdata.python_functions import uses_of
 from tpunb.torchdata.effects import digest as digest_of
@@ -481,11 +482,9 @@ def are_arrays(data: object) -> bool:
 def batched(data: tuple[Any, ...], *, shuffle: bool) -> Any:
     """Return the dataset from which ``fit(*data)`` takes its batches, in the order of the rows unless shuffled."""
     need("keras", extra="tensorflow")
-    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-
     x, y, weights = (*data, None)[:3]
     try:
-        return ArrayDataAdapter(x, y, weights, batch_size=BATCH, shuffle=shuffle).get_tf_dataset()
+        return array_adapter()(x, y, weights, batch_size=BATCH, shuffle=shuffle).get_tf_dataset()
     except (ValueError, AttributeError, TypeError) as error:
         raise TypeError(f"The data of a Job must be a dataset, or a tuple of arrays: {error}") from error
 

@@ -20,7 +20,9 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from tpunb.errors import TpunbError
-from tpunb.instrument.registry import around, wrapped
+from tpunb.instrument import transformers
+from tpunb.instrument.registry import Priority, around, loaded
+from tpunb.instrument.torch import LOADER_ITER, LOADER_NEXT
 from tpunb.signals import spending
 from tpunb.torchdata.effects import digest
 from tpunb.torchdata.handover import Handover, refusal
@@ -32,8 +34,6 @@ from tpunb.tuning.loader import STAGE, LoaderPipeline
 from tpunb.tuning.parameters import Kind, Parameter
 from tpunb.tuning.search import Values
 from tpunb.tuning.stage_costs import StageCost
-
-_TRAINER = "transformers.trainer"
 
 _KINDS = Kind.WORKERS, Kind.PREFETCH_FACTOR, Kind.PINNED
 
@@ -62,7 +62,7 @@ class LoaderFeed:
         self._over = self._ends = False  # no batch, or few ones, can be made ahead in this epoch
         self._indices: list[Any] = []  # of the last sample of the present values
         self.refusal = self.failure = ""
-        self._by_trainer = _called_from(_TRAINER)
+        self._by_trainer = _called_from(transformers.TRAIN.home)
         self.steps = self.step_in_epoch = 0
         self.used = 0.0
         self.ended = False
@@ -188,7 +188,7 @@ class LoaderFeed:
 
 def _called_from(module: str) -> bool:
     """Return whether a function of a module is running in this thread."""
-    frame: FrameType | None = sys._getframe() if module in sys.modules else None
+    frame: FrameType | None = None if loaded(module) is None else sys._getframe()
     while frame is not None and frame.f_globals.get("__name__") != module:
         frame = frame.f_back
     return frame is not None
@@ -307,7 +307,7 @@ def watch(stack: ExitStack, on_batch: Callable[..., bool], on_error: Callable[[E
 
     It returns whether that is tuned, or may be. The stack ends it. `on_error` is called at most once.
     """
-    module = sys.modules["torch"].utils.data.dataloader
+    module: Any = loaded(LOADER_ITER.home)
     base = module._BaseDataLoaderIter
     with_settings(module.DataLoader([0]), Settings())  # checks PyTorch by a DataLoader, which must not be watched
     watched = _Watched(on_batch, on_error)
@@ -318,6 +318,6 @@ def watch(stack: ExitStack, on_batch: Callable[..., bool], on_error: Callable[[E
             watched.guarded(watched.begun, iterator, loader)
         return iterator
 
-    stack.enter_context(wrapped(module.DataLoader, "__iter__", around(start)))
-    stack.enter_context(wrapped(base, "__next__", around(watched.next)))
+    LOADER_ITER.listen(around(start), Priority.TUNING, stack)
+    LOADER_NEXT.listen(around(watched.next), Priority.TUNING, stack)
     stack.callback(watched.guarded, watched.close)

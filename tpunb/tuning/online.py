@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from tpunb.cluster import OLS, phases
 from tpunb.errors import NoSteps, need, wrong_type
-from tpunb.instrument.registry import watching
+from tpunb.instrument import keras, torch
 from tpunb.io import load
 from tpunb.signals import spending
 from tpunb.step_stats.numbering import TUNING_STEP
@@ -559,8 +559,8 @@ def tuned(
         need("keras", extra="tensorflow")
     with ExitStack() as stack:
         stack.callback(online.close)
-        for name, begin in {"torch": _watch_loaders, "keras": _listen}.items():
-            stack.enter_context(watching(name, partial(online.guarded, begin, online)))
+        torch.LIBRARY.on_import(stack, partial(online.guarded, _watch_loaders, online))
+        keras.LIBRARY.on_import(stack, partial(online.guarded, _listen, online))
         yield online
 
 

@@ -6,10 +6,9 @@ It holds the random number generator, the precision policy and the like, and is 
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
 
-from tpunb.errors import TpunbError
+from tpunb.instrument import keras
 
 
 def copy_thread_locals() -> Callable[[], None]:
@@ -17,21 +16,16 @@ def copy_thread_locals() -> Callable[[], None]:
 
     The random number generator is shared, since trials restore it; lists and mappings are copied.
     """
-    if "keras" not in sys.modules:
+    if keras.LIBRARY.module() is None:
         return lambda: None
     try:
-        from keras.src.backend.common import global_state
-
-        state = vars(global_state.GLOBAL_STATE_TRACKER).items()
+        module = keras.global_state()
+        state = vars(module.GLOBAL_STATE_TRACKER).items()
         values = {name: copy.copy(value) if isinstance(value, list | dict) else value for name, value in state}
-        set_value = global_state.set_global_attribute
+        set_value = module.set_global_attribute
     except (ImportError, AttributeError, TypeError) as error:
-        import keras
-
-        raise TpunbError(
-            f"the thread-local state of Keras {keras.__version__} is not supported",
-            hint="tune in the cell itself: tuning = tp.tune(job, ...)",
-        ) from error
+        hint = "tune in the cell itself: tuning = tp.tune(job, ...)"
+        raise keras.unsupported("the thread-local state of Keras {} is", hint) from error
 
     def restore() -> None:
         for name, value in values.items():

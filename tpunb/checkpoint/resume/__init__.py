@@ -7,7 +7,6 @@ callbacks keep. It is exact only if everything that the next step depends on is 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -20,6 +19,7 @@ from tpunb.checkpoint.resume import loops, trainers
 from tpunb.checkpoint.resume.custom_loops import restore, save
 from tpunb.checkpoint.resume.policy import Saving
 from tpunb.errors import TpunbError, check_whole, warn_user, wrong_type
+from tpunb.instrument import jax, keras, torch
 from tpunb.training import keras_hooks, seeds, snapshot
 from tpunb.training.files import guard
 from tpunb.training.fingerprints import OnDivergence, Resumed
@@ -97,13 +97,13 @@ def checkpointing(
 @contextmanager
 def _in_fit(saving: Saving) -> Iterator[None]:
     """Save fits in the block, unless the program computes with JAX or PyTorch without Keras, or has no Keras."""
-    has_other = not {"jax", "torch"}.isdisjoint(sys.modules)
-    if "keras" in sys.modules or (not has_other and find_spec("keras") and find_spec("tensorflow")):
+    has_other = any(library.LIBRARY.module() is not None for library in (jax, torch))
+    if keras.LIBRARY.module() is not None or (not has_other and find_spec("keras") and find_spec("tensorflow")):
         with keras_hooks.listening(saving):
             yield
         return
     yield
-    if "keras" in sys.modules and not saving.saved:
+    if keras.LIBRARY.module() is not None and not saving.saved:
         warn_user("fits were not saved: import keras before the block of tp.checkpointing", stacklevel=3)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from tpunb.checkpoint.catalog import Checkpoint
 from tpunb.checkpoint.formats import native
 from tpunb.errors import TpunbError, check_whole, need, warn_user
 from tpunb.frames.conversion import read_file
+from tpunb.instrument.registry import loaded
 from tpunb.text import format_error
 from tpunb.tfdata import position
 from tpunb.tfdata.graph import graph_or_none
@@ -288,7 +288,7 @@ def _read_arrays(path: Path, trees: dict[str, Any]) -> dict[str, Any]:
 
 def nnx_arrays(part: Any) -> dict[str, Any]:
     """Return the arrays of all variables of Flax NNX in a part, by their paths; none if it is no such object."""
-    nnx = sys.modules.get("flax.nnx")
+    nnx = loaded("flax.nnx")
     if nnx is None or isinstance(part, nnx.State):
         return {}
     import jax

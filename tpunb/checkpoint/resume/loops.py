@@ -8,7 +8,6 @@ position in its data.
 from __future__ import annotations
 
 import copy
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from tpunb.checkpoint.resume.custom_loops import array_trees, nnx_arrays, read_parts, torch_parts, write_parts
 from tpunb.checkpoint.resume.loop_data import LoopData, loop_data
 from tpunb.errors import warn_user, wrong_type
+from tpunb.instrument.torch import on_updates
 from tpunb.signals import spending
 from tpunb.text import format_error
 from tpunb.training import seeds, snapshot, torch_state
@@ -70,10 +70,8 @@ class _Block(Block):
 
     def follow_optimizers(self) -> None:
         """Note the optimizers of PyTorch that take a step, until the block ends."""
-        if not self._follows_optimizers and (module := sys.modules.get("torch.optim.optimizer")) is not None:
-            hook = module.register_optimizer_step_post_hook(lambda each, *_: self.optimizers.add(each))
-            self.stack.callback(hook.remove)
-            self._follows_optimizers = True
+        if not self._follows_optimizers:
+            self._follows_optimizers = on_updates(lambda optimizer: self.optimizers.add(optimizer), self.stack)
 
     def data_of(self, data: Any) -> LoopData:
         """Return the data of a call, which share the orders of shuffles with earlier calls over the same object."""

@@ -1,17 +1,16 @@
 """Saves and resumes unmodified trainings of the Trainers of Hugging Face and Lightning.
 
 Each writes its own checkpoint, into a folder of tpunb's. Beside it are what theirs lack: the position in the DataLoader
-with its random states, gradients, modes, and means of logged values. The hooks replace methods of their classes while a
-block runs; if a version lacks one, nothing is saved, and a warning is given.
+with its random states, gradients, modes, and means of logged values. If a version of them lacks a method that is
+listened to, nothing is saved, and a warning is given.
 """
 
 from __future__ import annotations
 
 import copy
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -21,7 +20,10 @@ from typing import Any, TypeVar
 
 from tpunb.checkpoint.resume.loop_data import continue_pass
 from tpunb.errors import TpunbError, brief, warn_user
-from tpunb.instrument.registry import around, replaced, wrapped
+from tpunb.instrument import transformers
+from tpunb.instrument.lightning import TRAININGS
+from tpunb.instrument.registry import Attribute, Priority, around, loaded, replaced
+from tpunb.instrument.torch import LOADER_ITER
 from tpunb.text import format_error
 from tpunb.torchdata.position import AHEAD, LoaderPass
 from tpunb.training import seeds, torch_state
@@ -35,8 +37,8 @@ from tpunb.training.state import DATA, OPTIMIZER, RANDOM, WEIGHTS, arrays
 
 T = TypeVar("T")
 
-_HUGGING_FACE = "transformers.trainer"
-_TRAINERS = (_HUGGING_FACE, "lightning.pytorch", "pytorch_lightning")
+_HUGGING_FACE = transformers.TRAIN.home
+_TRAINERS = (_HUGGING_FACE, *TRAININGS)
 """Modules of the Trainers."""
 
 _FOLDER, _FILE, _BESIDE = "trainer", "trainer.pt", "beside"
@@ -390,7 +392,7 @@ def listening(saving: Any) -> Iterator[None]:  # a `Saving`, which knows the tra
     with _block.listening(saving):
         yield
         tried = _block.modules | _block.unsupported
-        missed = next((each for each in _TRAINERS if each in sys.modules and each not in tried), None)
+        missed = next((each for each in _TRAINERS if loaded(each) is not None and each not in tried), None)
         if missed and not saving.saved:
             text = f"trainings of {missed} were not saved: import it before the block of tp.checkpointing"
             warn_user(text, stacklevel=4)
@@ -413,24 +415,17 @@ def starting(start: FitStart) -> Iterator[None]:
 def _install() -> None:
     """Install the hooks into the Trainers that are imported."""
     for name in _TRAINERS:
-        if name not in sys.modules or name in _block.modules | _block.unsupported:
+        if loaded(name) is None or name in _block.modules | _block.unsupported:
             continue
-        with ExitStack() as stack:
-            try:
-                (_into_hugging_face if name == _HUGGING_FACE else _into_lightning)(name, stack)
-                _around(stack, import_module("torch.utils.data").DataLoader, "__iter__", _iterate)
-            except (ImportError, AttributeError) as error:
-                _block.unsupported.add(name)
-                text = f"trainings of {name} are not saved: this version is not supported ({format_error(error)})"
-                warn_user(text, stacklevel=5)
-            else:
-                _block.modules.add(name)
-                _block.stack.enter_context(stack.pop_all())
-
-
-def _around(stack: ExitStack, owner: Any, name: str, hook: Callable[..., Any]) -> None:
-    """Call ``hook(original, ...)`` in place of a function of a class or a module."""
-    stack.enter_context(wrapped(owner, name, around(hook)))
+        hooks = _of_hugging_face() if name == _HUGGING_FACE else _of_lightning(name)
+        if missing := [str(attribute) for attribute in hooks if not attribute.places()]:
+            _block.unsupported.add(name)
+            lacks = f"it has no {', '.join(missing)}"
+            warn_user(f"trainings of {name} are not saved: this version is not supported ({lacks})", stacklevel=5)
+            continue
+        _block.modules.add(name)
+        for attribute, hook in hooks.items():
+            attribute.listen(around(hook), Priority.CHECKPOINTS, _block.stack)
 
 
 def _iterate(original: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
@@ -505,8 +500,8 @@ def _unless(is_restored: Callable[[Run], bool]) -> Callable[..., Any]:
     return hook
 
 
-def _into_hugging_face(name: str, stack: ExitStack) -> None:
-    module = sys.modules[name]
+def _of_hugging_face() -> dict[Attribute, Callable[..., Any]]:
+    """Return what is called around each method of Hugging Face's Trainer."""
 
     def end(run: Run, trainer: Any) -> None:
         is_end, run.seen = run.steps == run.seen, run.steps  # the second call for a step, at the end of an epoch
@@ -537,22 +532,22 @@ def _into_hugging_face(name: str, stack: ExitStack) -> None:
     def given(_: Any, start: FitStart) -> dict[str, Any]:
         return {"resume_from_checkpoint": str(start.folder / _FOLDER)}
 
-    _ = module.Trainer._save_checkpoint
-    for attribute, hook in {
-        "train": _call(_HuggingFace, given),
-        "_maybe_log_save_evaluate": _after(end),
-        "_load_from_checkpoint": _unless(lambda run: run.position is not None),
-        "_load_rng_state": _unless(lambda run: run.start is not None),
-        "_init_training_state": begin,
-        "_run_epoch": epoch,
-        "_finalize_training": finish,
-    }.items():
-        _around(stack, module.Trainer, attribute, hook)
-    _around(stack, module, "skip_first_batches", _unless(lambda run: run.position is not None))
+    return {
+        LOADER_ITER: _iterate,
+        transformers.TRAIN: _call(_HuggingFace, given),
+        transformers.END_STEP: _after(end),
+        transformers.LOAD_CHECKPOINT: _unless(lambda run: run.position is not None),
+        transformers.LOAD_RANDOM_STATE: _unless(lambda run: run.start is not None),
+        transformers.BEGIN: begin,
+        transformers.RUN_EPOCH: epoch,
+        transformers.FINISH: finish,
+        transformers.SKIP_BATCHES: _unless(lambda run: run.position is not None),
+        transformers.SAVES[0]: lambda original, *args, **more: original(*args, **more),  # `write_checkpoint` calls it
+    }
 
 
-def _into_lightning(name: str, stack: ExitStack) -> None:
-    module, loops = sys.modules[name], import_module(f"{name}.loops")
+def _of_lightning(name: str) -> dict[Attribute, Callable[..., Any]]:
+    """Return what is called around each method of Lightning's Trainer and its loops."""
 
     def given(original: Callable[..., Any], start: FitStart) -> dict[str, Any]:
         if reason := torch_state.unsafe(start.folder / _FILE):
@@ -570,6 +565,10 @@ def _into_lightning(name: str, stack: ExitStack) -> None:
     def end_epoch(run: Run, loop: Any) -> None:
         run.end_step(in_epoch=False)
 
-    _around(stack, module.Trainer, "fit", _call(_Lightning, given))
-    _around(stack, loops.training_epoch_loop._TrainingEpochLoop, "on_advance_end", _after(end_step))
-    _around(stack, loops._FitLoop, "on_advance_end", _after(end_epoch))
+    training = TRAININGS[name]
+    return {
+        LOADER_ITER: _iterate,
+        training.fit: _call(_Lightning, given),
+        training.end_step: _after(end_step),
+        training.end_epoch: _after(end_epoch),
+    }
