@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from once import FOLDER, close
+from once import FOLDER, close, made, start
 from xdist.scheduler import LoadFileScheduling
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -35,6 +35,15 @@ settings.register_profile("random", deadline=None)  # other examples each time w
 LONG = ("browser", "test_notebooks.py", "test_workloads.py", "test_online.py", "test_kills.py", "test_exactness.py")
 """Folders and files that take longest, which begin first so that no worker is left with one at the end."""
 
+PACKAGE = Path(__file__).parents[1] / "tpunb"
+LOOPS = """
+import tpunb as tp
+from tpunb.io import xplane
+xplane.warm()
+tp.report(tp.sample("keras_cnn"))
+"""
+"""Compiles the loops that most tests call, which numba keeps in the package."""
+
 LIVE_EXAMPLES = {"tpunb.testing.fake_profiler.FakeProfiler"}
 """Examples in docstrings, which carry no marker, that start a server."""
 
@@ -51,6 +60,8 @@ def pytest_configure(config):
     if FOLDER not in os.environ:  # in the process that the others are started by
         os.environ[FOLDER] = tempfile.mkdtemp(prefix="tpunb-tests-")
         (Path(os.environ[FOLDER]) / "runner").write_text(str(os.getpid()))
+        if config.getoption("numprocesses", None) and not [*PACKAGE.rglob("*.nbi")]:  # a fresh clone
+            made("loops", lambda folder: start(folder, [sys.executable, "-c", LOOPS], cwd=PACKAGE.parent))
         config.add_cleanup(_end_the_run)
 
 
