@@ -18,26 +18,16 @@ from tpunb.widgets import phase_view, second_run, sliders
 from tpunb.widgets.explorer_state import ExplorerState, Messages
 from tpunb.widgets.panel import Answer, asset, module
 from tpunb.widgets.panel import bundle as vega
-from tpunb.widgets.table import CLUSTERING, block, html, safe
+from tpunb.widgets.table import CLUSTERING, block, document, html
 
 SCRIPT = module("parts.js", "panel.js", "phase_facts.js", "accounts.js", "second_run.js", "buttons.js", "explorer.js")
 STYLE = asset("explorer.css")
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; \
-style-src 'unsafe-inline'; img-src data: blob:">
-<title>{title}</title>
-<style>
-:root{{color-scheme:light dark}}
-body{{font-family:system-ui,sans-serif;margin:24px auto;max-width:1200px;padding:0 16px}}
-{style}</style></head>
-<body><noscript>{static}</noscript><main id="explorer"></main>
+_BODY = """<noscript>{static}</noscript><main id="explorer"></main>
 <script type="module">{vega}</script>
 <script type="module">{module}
 const state = {state};
 render({{ model: stored(state), el: document.getElementById("explorer") }});
-</script></body></html>
-"""
+</script>"""
 
 
 def page(state: ExplorerState) -> bytes:
@@ -64,15 +54,14 @@ def page(state: ExplorerState) -> bytes:
             stored["_compared"] = second_run.compared(state)
         except Exception as error:  # noqa: BLE001  shown in place of the comparison
             stored["_compared"] = {"error": format_error(error)}
-    filled = _PAGE.format(
-        title=safe(f"Phases of {state.steps.name}" if state.steps.name else "Phases of a run"),
-        style=STYLE,
+    body = _BODY.format(
         static=static_html(state),
         vega=vega().decode().replace("</script", "<\\/script"),
         module=f"{SCRIPT}\n{asset('saved.js')}".replace("</script", "<\\/script"),
         state=json.dumps(stored, allow_nan=False).replace("<", "\\u003c"),
     )
-    return filled.encode()
+    title = f"Phases of {state.steps.name}" if state.steps.name else "Phases of a run"
+    return document(title, body, STYLE, scripts=True)
 
 
 def svg(phases: Phases) -> bytes:

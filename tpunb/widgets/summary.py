@@ -42,7 +42,7 @@ from tpunb.text import (
 )
 from tpunb.widgets import phase_view
 from tpunb.widgets.frontends import in_kernel
-from tpunb.widgets.table import METHOD, ROWS, Table, block, figure, html, measured, safe, table, text
+from tpunb.widgets.table import METHOD, ROWS, Table, block, document, figure, html, measured, table, text
 
 if TYPE_CHECKING:
     from tpunb.profiler.capture import Run
@@ -69,14 +69,6 @@ _REASONS = {
     "new phase": "for a new phase",
     "under-sampled": "for under-sampled steps",
 }
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<title>{title}</title>
-<style>:root{{color-scheme:light dark}}body{{font-family:system-ui,sans-serif;margin:24px auto;max-width:1200px;\
-padding:0 16px}}</style></head>
-<body><main>{body}</main></body></html>
-"""
 _MOMENT = re.compile(r"; asked again in [\d.]+ s|, [\d.]+ s after it was asked")  # else no two failures are alike
 
 
@@ -239,8 +231,8 @@ class Summary(NullRun):
 
     def save(self, path: str | Path) -> Path:
         """Write the summary as one HTML file, which needs neither a kernel nor a network."""
-        page = _PAGE.format(title=safe(self.profile.name or "Summary"), body=self._repr_html_())
-        return write_atomically(Path(path), page.encode())
+        page = document(self.profile.name or "Summary", f"<main>{self._repr_html_()}</main>")
+        return write_atomically(Path(path), page)
 
     def to_static(self) -> None:
         """Replace the shown panel by pictures and tables, which a saved notebook shows without a kernel."""

@@ -17,21 +17,21 @@ CLUSTERING = "How phases were found"
 ROWS = 12
 """Most rows of a table."""
 
-_LEFT = {"Phase", "Kind", "Operation", "Window", "Error"}  # columns of text; figures are aligned on the right
-_LEFT |= {
-    "Stage",
-    "Parameter",
-    "Current",
-    "Chosen",
-    "Values",
-    "Verdict",
-    "Reason",
-    "Output",
-    "Run",
-    "Program",
-    "Device",
+_LEFT = {  # columns of text; figures are aligned on the right
+    *("Phase", "Kind", "Operation", "Window", "Error", "Stage", "Parameter", "Current", "Chosen", "Values"),
+    *("Verdict", "Reason", "Output", "Run", "Program", "Device", "Host", "Detail", "Stalls at", "Fact", "Value"),
+    *("Gained", "Lost"),
 }
-_LEFT |= {"Host", "Detail", "Stalls at", "Fact", "Value", "Gained", "Lost"}
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; {policy}">
+<title>{title}</title>
+<style>
+:root{{color-scheme:light dark}}
+body{{font-family:system-ui,sans-serif;margin:24px auto;max-width:1200px;padding:0 16px}}
+{style}</style></head>
+<body>{body}</body></html>
+"""
 
 
 class Table(TypedDict):
@@ -153,6 +153,14 @@ def block(
         f'<p class="tpunb-headline">{first}</p>{beside}{warnings}{evidence}'
         f'<div class="tpunb-tables">{"".join(map(html, tables))}</div>{how}</div>'
     )
+
+
+def document(title: str, body: str, style: str = "", *, scripts: bool = False) -> bytes:
+    """Return a page that needs no network, of HTML and CSS; it runs the scripts in `body` only with `scripts`."""
+    policy = "style-src 'unsafe-inline'; img-src data:"
+    if scripts:
+        policy = f"script-src 'unsafe-inline' 'unsafe-eval'; {policy} blob:"
+    return _PAGE.format(policy=policy, title=safe(title), style=style, body=body).encode()
 
 
 def safe(text: str) -> str:
