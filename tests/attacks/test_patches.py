@@ -138,7 +138,7 @@ def library(request):
 def test_patches_of_the_program_stay_and_refer_to_no_capture(library, tmp_path):
     train, owners = library
     calls = []
-    with tp.capture(tmp_path / "run") as run:
+    with tp.capture(tmp_path / "run", schedule=tp.Schedule.ticks()) as run:  # a window would annotate steps, too
         train()
         patched = {name: patch(owner, name, calls) for name, owner in owners.items()}
         train()
