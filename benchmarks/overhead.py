@@ -54,7 +54,8 @@ sys.path.extend(map(str, Path(__file__).parents[:2]))  # whichever way this file
 import tpunb as tp
 from programs import trainings
 from tpunb.instrument import listening
-from tpunb.instrument.events import MOST_A_SECOND, EventLog, What
+from tpunb.instrument.events import MOST_A_SECOND, EventLog
+from tpunb.instrument.sink import What
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.capture import Run, Schedule
 from tpunb.profiler.loop import Loop

@@ -20,7 +20,8 @@ from optional import lazy
 import tpunb as tp
 from tpunb import schema, signals
 from tpunb.instrument import events as events_module
-from tpunb.instrument.events import MOST_A_SECOND, EventLog, Signature, What
+from tpunb.instrument.events import MOST_A_SECOND, EventLog
+from tpunb.instrument.sink import Signature, What
 from tpunb.io import run_folder
 from tpunb.io.run_folder import LATEST_EVENTS
 from tpunb.io.run_writer import RunWriter

@@ -1,5 +1,6 @@
 """Modules of libraries: what they declare is there, and what is not is named in the report on the run."""
 
+import subprocess
 import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -85,3 +86,10 @@ def test_steps_of_an_added_library_are_recorded_and_what_its_version_lacks_is_no
     assert run.misfits == [line]
     unknown = [each["what"] for each in tp.report(run).content["unknown"]]
     assert line in unknown
+
+
+@pytest.mark.live
+def test_processes_that_do_not_train_import_modules_of_libraries_in_no_time():
+    code = "import sys, tpunb.instrument; print({'polars', 'importlib.metadata'} & {*sys.modules})"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert seen.stdout == "set()\n"

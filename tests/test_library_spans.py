@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 
 from tpunb.instrument import listening
-from tpunb.instrument.events import What
+from tpunb.instrument.sink import What
 from tpunb.profiler import step_clock
 from tpunb.profiler.loop import Loop
 from tpunb.profiler.step_clock import StepClock

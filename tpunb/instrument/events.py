@@ -7,7 +7,7 @@ one packs it into `ROW`; all else is done where rows are taken: as frames for th
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
@@ -21,6 +21,7 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
+from tpunb.instrument.sink import Signature, What
 from tpunb.text import cut, plain
 
 MOST_A_SECOND: Final = 1_000
@@ -45,9 +46,6 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 """What is numbered, by the name of its table, and the columns beside its number."""
 
-END_OF_DATA = "the data"
-"""What ends with a fetch that finds no more batches."""
-
 _COLUMNS = ("thread", "start", "end", "busy", "number", "count", "what", "place", "key", "arrays", "end_of", "event")
 _TYPES = (*["<i8"] * 5, *["<u4"] * 4, *["<u2"] * 3)
 _ROW = np.dtype([*zip(_COLUMNS, _TYPES, strict=True), ("", "V2")])
@@ -55,58 +53,6 @@ _NO_NUMBER: Final = -1
 _EVENTS = {event: number for number, event in enumerate(schema.RUN_EVENT_KINDS, 1)}
 _MOST_US: Final = 9 * 10**12  # 104 days: in picoseconds they fit Int64
 _LONGEST, _LONGEST_IN_LINE = 1_024, 160  # characters of a text
-
-
-class What(NamedTuple):
-    """What was called: its library, its module, and its qualified name there, as Python has them."""
-
-    library: str
-    module: str
-    name: str
-
-    @classmethod
-    def of(cls, library: str, function: Any) -> What:
-        """Return what a function, a method or a class is; without a library, that of its module.
-
-        >>> import json
-        >>> What.of("json", json.JSONDecoder.decode)
-        What(library='json', module='json.decoder', name='JSONDecoder.decode')
-        """
-        try:
-            module, name = str(function.__module__ or ""), str(function.__qualname__)
-        except Exception:  # noqa: BLE001  an object that is called, of which any attribute may raise
-            module, name = type(function).__module__, type(function).__qualname__
-        return cls(library or module.partition(".")[0], module, name)
-
-
-class Signature(NamedTuple):
-    """Arrays that a call took and returned, as text; whether it took some that its last call took or returned."""
-
-    takes: str
-    returns: str
-    repeats: str | None = None  # "taken" or "returned"
-
-    @classmethod
-    def of(cls, taken: Iterable[Any], returned: Iterable[Any], repeats: str | None = None) -> Signature:
-        """Return the signature of a call.
-
-        >>> import numpy
-        >>> weights, loss = numpy.zeros((2, 3), "float32"), numpy.float32(1)
-        >>> Signature.of([weights, weights, 7], [weights, loss])
-        Signature(takes='2 float32[2,3], int', returns='float32[2,3], float32[]', repeats=None)
-        """
-        return cls(_kinds(taken), _kinds(returned), repeats)
-
-
-def _kinds(leaves: Iterable[Any]) -> str:
-    """Return types and shapes of arrays, in order of first use, each with how often it is there."""
-    found = Counter(
-        f"{leaf.dtype}{str([*leaf.shape]).replace(' ', '')}"
-        if hasattr(leaf, "dtype") and hasattr(leaf, "shape")
-        else type(leaf).__name__
-        for leaf in leaves
-    )
-    return cut(", ".join(kind if times == 1 else f"{times} {kind}" for kind, times in found.items()), _LONGEST)
 
 
 class _Ids(dict[Hashable, int]):

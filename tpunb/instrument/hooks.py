@@ -8,10 +8,9 @@ from functools import partial
 from numbers import Integral
 from typing import Any
 
-from tpunb.instrument.events import What
 from tpunb.instrument.keras import keras_runs
 from tpunb.instrument.registry import Attribute, Hook, Priority, around
-from tpunb.instrument.sink import Clock, Sink
+from tpunb.instrument.sink import Clock, Sink, What
 
 _NUMBER, _STEP = "_tpunb_number", "_tpunb_step"
 

@@ -14,11 +14,10 @@ from importlib import import_module
 from time import monotonic_ns
 from typing import Any
 
-from tpunb.instrument.events import Signature, What
 from tpunb.instrument.hooks import listen_to_annotations
 from tpunb.instrument.profiler_sessions import Sessions
 from tpunb.instrument.registry import Library, Priority, around, loaded, wrapped
-from tpunb.instrument.sink import NEW_FUNCTION, Arrays, Sink
+from tpunb.instrument.sink import NEW_FUNCTION, Arrays, Signature, Sink, What
 
 LIBRARY = Library("jax", "jax", ("0.4.35", "0.10.2"))
 

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from tpunb.errors import TpunbError, need
-from tpunb.instrument.events import END_OF_DATA, What
 from tpunb.instrument.registry import Attribute, Hook, Library, Priority, around
-from tpunb.instrument.sink import Clock, Sink
+from tpunb.instrument.sink import END_OF_DATA, Clock, Sink, What
 from tpunb.signals import Spent
 
 LIBRARY = Library("keras", "keras", ("3.6", "3.15.1"))

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-from tpunb.instrument.events import What
 from tpunb.instrument.hooks import listen_to_calls
 from tpunb.instrument.registry import Attribute, Library
-from tpunb.instrument.sink import Sink
+from tpunb.instrument.sink import Sink, What
 
 LIBRARY = Library("lightning", "lightning", ("2.6.6", "2.6.6"))
 STANDALONE = Library("pytorch_lightning", "pytorch-lightning", ("2.6.6", "2.6.6"))

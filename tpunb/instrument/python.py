@@ -7,9 +7,8 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from time import monotonic_ns
 
-from tpunb.instrument.events import What
 from tpunb.instrument.registry import Library, loaded
-from tpunb.instrument.sink import Sink
+from tpunb.instrument.sink import Sink, What
 
 LIBRARY = Library("python", "python", ("3.11", "3.14"))
 

@@ -2,18 +2,77 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from tpunb.instrument.events import EventLog, Signature, What
 from tpunb.signals import Spent
+from tpunb.text import cut
+
+if TYPE_CHECKING:  # polars, which a process that does not train needs not
+    from tpunb.instrument.events import EventLog
 
 NEW_FUNCTION = "a new function"
 """Why a framework compiles again what it has compiled before: the program wraps it anew."""
 
+END_OF_DATA = "the data"
+"""What ends with a fetch that finds no more batches."""
+
 S = TypeVar("S")
 T = TypeVar("T")
+
+
+class What(NamedTuple):
+    """What was called: its library, its module, and its qualified name there, as Python has them."""
+
+    library: str
+    module: str
+    name: str
+
+    @classmethod
+    def of(cls, library: str, function: Any) -> What:
+        """Return what a function, a method or a class is; without a library, that of its module.
+
+        >>> import json
+        >>> What.of("json", json.JSONDecoder.decode)
+        What(library='json', module='json.decoder', name='JSONDecoder.decode')
+        """
+        try:
+            module, name = str(function.__module__ or ""), str(function.__qualname__)
+        except Exception:  # noqa: BLE001  an object that is called, of which any attribute may raise
+            module, name = type(function).__module__, type(function).__qualname__
+        return cls(library or module.partition(".")[0], module, name)
+
+
+class Signature(NamedTuple):
+    """Arrays that a call took and returned, as text; whether it took some that its last call took or returned."""
+
+    takes: str
+    returns: str
+    repeats: str | None = None  # "taken" or "returned"
+
+    @classmethod
+    def of(cls, taken: Iterable[Any], returned: Iterable[Any], repeats: str | None = None) -> Signature:
+        """Return the signature of a call.
+
+        >>> import numpy
+        >>> weights, loss = numpy.zeros((2, 3), "float32"), numpy.float32(1)
+        >>> Signature.of([weights, weights, 7], [weights, loss])
+        Signature(takes='2 float32[2,3], int', returns='float32[2,3], float32[]', repeats=None)
+        """
+        return cls(_kinds(taken), _kinds(returned), repeats)
+
+
+def _kinds(leaves: Iterable[Any]) -> str:
+    """Return types and shapes of arrays, in order of first use, each with how often it is there."""
+    found = Counter(
+        f"{leaf.dtype}{str([*leaf.shape]).replace(' ', '')}"
+        if hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+        else type(leaf).__name__
+        for leaf in leaves
+    )
+    return cut(", ".join(kind if times == 1 else f"{times} {kind}" for kind, times in found.items()), 1_024)
 
 
 class Result(Protocol):

@@ -15,12 +15,11 @@ from time import monotonic_ns
 from typing import Any
 from uuid import uuid4
 
-from tpunb.instrument.events import END_OF_DATA, What
 from tpunb.instrument.hooks import fetching, listen_to_annotations, listen_to_calls
 from tpunb.instrument.keras import STEP_FUNCTION
 from tpunb.instrument.profiler_sessions import Sessions
 from tpunb.instrument.registry import Library, Priority, around, loaded
-from tpunb.instrument.sink import NEW_FUNCTION, Sink
+from tpunb.instrument.sink import END_OF_DATA, NEW_FUNCTION, Sink, What
 from tpunb.signals import Spent
 
 LIBRARY = Library("tensorflow", "tensorflow", ("2.18", "2.21"))

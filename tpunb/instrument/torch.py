@@ -14,11 +14,10 @@ from importlib import import_module
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
-from tpunb.instrument.events import What
 from tpunb.instrument.hooks import fetching, listen_to_calls
 from tpunb.instrument.profiler_sessions import Sessions
 from tpunb.instrument.registry import Library, Priority, around, loaded, watching
-from tpunb.instrument.sink import Clock, Result, Sink
+from tpunb.instrument.sink import Clock, Result, Sink, What
 
 LIBRARY = Library("torch", "torch", ("2.7", "2.13"))
 

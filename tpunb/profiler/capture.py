@@ -21,9 +21,9 @@ from tpunb.checkpoint import Checkpoint, save
 from tpunb.checkpoint.resume import loops
 from tpunb.errors import CaptureBusy, TpunbError, check_whole, wrong_type
 from tpunb.instrument import jax, listening, tensorflow, torch
-from tpunb.instrument.events import END_OF_DATA, What
 from tpunb.instrument.profiler_sessions import ProfilerArbiter
 from tpunb.instrument.registry import check_imports
+from tpunb.instrument.sink import END_OF_DATA, What
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.loop import Loop
 from tpunb.profiler.recorder import Keep

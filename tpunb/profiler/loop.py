@@ -25,9 +25,8 @@ from time import monotonic_ns
 from types import CodeType
 from typing import Any
 
-from tpunb.instrument.events import END_OF_DATA, Signature, What
 from tpunb.instrument.keras import keras_runs
-from tpunb.instrument.sink import Arrays, Result
+from tpunb.instrument.sink import END_OF_DATA, Arrays, Result, Signature, What
 from tpunb.profiler.in_flight import Work
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.step_clock import OpenStep, StepClock, StepRecord

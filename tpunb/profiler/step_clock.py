@@ -23,9 +23,9 @@ from time import monotonic, monotonic_ns, sleep, thread_time_ns
 from typing import Any, NamedTuple, TypeVar
 
 from tpunb.errors import warn_user
-from tpunb.instrument.events import END_OF_DATA, EventLog, What
+from tpunb.instrument.events import EventLog
 from tpunb.instrument.keras import STEP_FUNCTION, running_method
-from tpunb.instrument.sink import Result
+from tpunb.instrument.sink import END_OF_DATA, Result, What
 from tpunb.profiler.in_flight import InFlight, Work
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.stall_sampler import Progress
