@@ -292,7 +292,7 @@ def dataset_of(variant: Any, spec: Any) -> Any:
 
 
 def op_def(name: str) -> Any:
-    """Return the definition of an operation; None if there is none of this name."""
+    """Return the definition of an operation; None if no definition has this name."""
     return import_module("tensorflow.python.framework.op_def_registry").get(name)
 
 
