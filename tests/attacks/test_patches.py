@@ -19,7 +19,7 @@ import pytest
 from optional import lazy
 
 import tpunb as tp
-from tpunb.instrument import listening
+from tpunb.instrument import listening, registry
 from tpunb.profiler.loop import Loop
 from tpunb.profiler.step_clock import StepClock
 from tpunb.tuning.online import tuned
@@ -298,6 +298,8 @@ def test_one_loader_is_captured_saved_and_tuned_in_any_order_of_the_blocks(tmp_p
         values[name] = open_blocks[name].enter_context(ALL[name](tmp_path))
     wrapper = vars(loader)["__iter__"]
     assert wrapper.__wrapped__ is before
+    priorities = {priority for priority, _ in registry._wrappers[wrapper].listeners}
+    assert priorities == {registry.Priority.CAPTURE, registry.Priority.TUNING}  # no Trainer is imported
     assert losses_of(values["capture"], 3) == plain
     for name in entered if crossed else entered[::-1]:
         open_blocks[name].close()
