@@ -34,6 +34,7 @@ import tomllib
 import warnings
 import zipfile
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import tpunb as tp
@@ -113,7 +114,7 @@ def _holds(goodput, accounts, seconds):
 def main():
     """Print the table of all entries, and what is wrong without being known."""
     counts, known, names = {}, known_wrong(), entries()
-    with ProcessPoolExecutor() as pool:
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:  # a fork of Polars' threads stands still
         for name, (checks, sentence) in zip(names, pool.map(judged, names, chunksize=8), strict=True):
             for check, is_right in checks.items():
                 right, tried = counts.get(check, (0, 0))

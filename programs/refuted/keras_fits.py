@@ -6,6 +6,7 @@ import csv
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -114,11 +115,11 @@ def keras_tests_on_batches(clock: Clock) -> None:
             rows = x[number * ROWS :][:ROWS]
             model.train_on_batch(rows, rows)
             clock.steps += 1
-        with clock.account("evaluation"):
-            for number in range(5):
-                rows = x[number * ROWS :][:ROWS]
+        for number in range(5):
+            rows = x[number * ROWS :][:ROWS]
+            with clock.account("evaluation") if clock.evaluations else nullcontext():  # the first one is compiled
                 model.test_on_batch(rows, rows)
-                clock.evaluations += 1
+            clock.evaluations += 1
 
 
 @counted
@@ -325,7 +326,7 @@ def tensorflow_evaluates_by_forward(clock: Clock) -> None:
         for batch in data:
             float(step(batch))
             clock.steps += 1
-        with clock.account("evaluation"):
-            for batch in data.take(6):
+        for batch in data.take(6):
+            with clock.account("evaluation") if clock.evaluations else nullcontext():  # the first one is compiled
                 float(forward(batch))
-                clock.evaluations += 1
+            clock.evaluations += 1
