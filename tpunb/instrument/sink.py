@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tpunb.signals import Spent
 from tpunb.text import cut
-
-if TYPE_CHECKING:  # polars, which a process that does not train needs not
-    from tpunb.instrument.events import EventLog
 
 NEW_FUNCTION = "a new function"
 """Why a framework compiles again what it has compiled before: the program wraps it anew."""
@@ -94,6 +91,13 @@ class Arrays(NamedTuple):
     measures: bool = False  # whether it returns numbers alone
 
 
+class Events(Protocol):
+    """What libraries were asked to do, as it happens."""
+
+    def add(self, event: str, what: What | None, key: Hashable, start_ns: int, end_ns: int) -> None:
+        """Record an event of this thread that has ended."""
+
+
 class Clock(Protocol):
     """Steps that a library or the program marks, and time of known cause."""
 
@@ -104,7 +108,10 @@ class Clock(Protocol):
     has_peers: bool  # whether other ranks take part in the steps
     annotates: bool  # whether the clock enters an annotation of the library now
     in_flight: Any  # work that was launched
-    events: EventLog
+
+    @property
+    def events(self) -> Events:
+        """The log of what libraries were asked to do."""
 
     @property
     def trains_here(self) -> bool:
