@@ -189,7 +189,9 @@ def pytest_terminal_summary(terminalreporter):
             if isinstance(report, pytest.TestReport):
                 kind = next((name for name in ("slow", "live") if name in report.keywords), "plain")
                 files[report.nodeid.split("::")[0]] += report.duration
-                processors[report.nodeid.split("::")[0]] += report.processor_s
+                processors[report.nodeid.split("::")[0]] += getattr(
+                    report, "processor_s", 0.0
+                )  # a worker that crashed has none
                 kinds[kind] += report.duration
                 counts[kind] += report.when == "call"
     if len(files) > 10:

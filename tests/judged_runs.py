@@ -15,9 +15,11 @@ a value are unknown:
     Seconds that the program wasted on purpose, by its own clock.
 ``cause``
     The accounts that the waste belongs to, one of them, or none where it is spread, and ``words``, a regular expression
-    that the first sentence or the action must match.
+    that the first sentence or the action must match, if the waste is the largest of the run.
 ``not_cause``
-    The same of a waste that was repaired, and must not be named.
+    The same of a waste that was repaired: it must not be named, unless for less than half of what its repair gave.
+``wall_s``
+    Seconds of the captured program.
 ``healthy``
     Whether nothing is wasted.
 
@@ -67,6 +69,9 @@ def judged(name):
     with tempfile.TemporaryDirectory() as temporary, zipfile.ZipFile(CORPUS / f"{name}.zip") as entry:
         entry.extractall(temporary)
         truth = json.loads(Path(temporary, "truth.json").read_text())
+        if "not_cause" in truth and (spoiled := CORPUS / f"{name.removesuffix('_repaired')}.zip").exists():
+            with zipfile.ZipFile(spoiled) as other:
+                truth["gain_s"] = json.loads(other.read("truth.json"))["wall_s"] - truth["wall_s"]
         with warnings.catch_warnings(action="ignore"):
             try:
                 return _judged(tp.load(temporary), {key: value for key, value in truth.items() if value is not None})
@@ -89,11 +94,15 @@ def _judged(run, truth):
     if accounts := truth.get("accounts"):
         checks["accounts"] = all(_holds(goodput, [account], seconds) for account, seconds in accounts.items())
     if cause := truth.get("cause"):
-        checks["cause"] = _names(answer, cause)
-        if cause["accounts"] and "wasted_s" in truth:
-            checks["amount"] = _holds(goodput, cause["accounts"], truth["wasted_s"])
+        if "words" in cause:
+            checks["cause"] = _names(answer, cause)
+        if (accounts := cause["accounts"]) and "wasted_s" in truth:
+            checks["amount"] = any(
+                _holds(goodput, each, truth["wasted_s"]) for each in (accounts, *([one] for one in accounts))
+            )
     if cause := truth.get("not_cause"):
-        checks["repaired"] = not _names(answer, cause)
+        is_small = (answer.saves_ps or 0) / 1e12 < truth.get("gain_s", 0) / 2
+        checks["repaired"] = is_small or not _names(answer, cause)
     if truth.get("healthy"):
         checks["healthy"] = answer.healthy
     return checks, str(answer)

@@ -140,7 +140,7 @@ def test_processes_of_jax_distributed_are_one_job(tmp_path):
 
 
 IN_A_THREAD = f"""
-import os, threading, time
+import os, re, threading, time
 from pathlib import Path
 import torch
 
@@ -155,8 +155,8 @@ def train():
 thread = threading.Thread(target=train)
 thread.start()
 thread.join()
-until, last = time.monotonic() + 120, b"{STEPS - 1}\\ttrain"
-while time.monotonic() < until and not any(last in file.read_bytes() for file in Path("run").glob("*/latest.bin")):
+until, last = time.monotonic() + 120, re.compile(rb"(?<!\\t){STEPS - 1}\\ttrain")  # of a step, no text of an event
+while time.monotonic() < until and not any(map(last.search, map(Path.read_bytes, Path("run").glob("*/latest.bin")))):
     time.sleep(0.1)
 os._exit(0)  # as a launcher ends its workers
 """

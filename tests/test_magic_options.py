@@ -185,6 +185,7 @@ def test_without_keras_tuning_is_a_usage_error(refused, monkeypatch):
 
     keras.check_fit.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "keras", None)
+    monkeypatch.setattr("tpunb.tuning.online.find_spec", lambda name: None)  # PyTorch is not installed either
     assert re.search(r"keras.*pip install", refused("--tune"))
 
 

@@ -177,7 +177,10 @@ def test_statistics_alone_are_kept(script, tmp_path):
         script._keep_statistics(tmp_path / "run", tmp_path / f"kept-{with_ops}", with_ops=with_ops)
         names = {path.name for path in (tmp_path / f"kept-{with_ops}").rglob("*") if path.is_file()}
         assert ("ops.parquet" in names) == with_ops
-        tables = ("ops", "ticks", "spans", "load", "windows", "stacks", "stack_stalls", "stack_samples", "steps")
+        tables = (
+            *("ops", "ticks", "spans", "load", "windows", "stacks", "stack_stalls", "stack_samples", "steps"),
+            *("events", "names", "places", "keys", "signatures"),
+        )
         assert names <= {f"{table}.parquet" for table in tables} | {"run.json"}
     facts = json.loads((tmp_path / "kept-False" / "run.json").read_text())
     assert (facts["name"], facts["options"]["keep"]) == ("kept-False", "none")

@@ -17,7 +17,6 @@ from time import monotonic_ns
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import polars as pl
 
 from tpunb import schema
@@ -47,8 +46,6 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 """What is numbered, by the name of its table, and the columns beside its number."""
 
 _COLUMNS = ("thread", "start", "end", "busy", "number", "count", "what", "place", "key", "arrays", "end_of", "event")
-_TYPES = (*["<i8"] * 5, *["<u4"] * 4, *["<u2"] * 3)
-_ROW = np.dtype([*zip(_COLUMNS, _TYPES, strict=True), ("", "V2")])
 _NO_NUMBER: Final = -1
 _EVENTS = {event: number for number, event in enumerate(schema.RUN_EVENT_KINDS, 1)}
 _MOST_US: Final = 9 * 10**12  # 104 days: in picoseconds they fit Int64
@@ -256,8 +253,8 @@ def _fields(table: str, value: Any) -> tuple[Any, ...]:
 
 def frame_of(packed: bytes, host: str, reasons: Mapping[int, str]) -> pl.DataFrame:
     """Return packed rows as ``tpunb.schema.RUN_EVENTS``; those that hold no event, or cannot be, are left out."""
-    rows = np.frombuffer(packed, _ROW, len(packed) // ROW.size)
-    frame = pl.DataFrame({name: rows[name] for name in _COLUMNS}).filter(
+    rows = [*ROW.iter_unpack(packed[: len(packed) // ROW.size * ROW.size])]  # arrays would import a part of NumPy
+    frame = pl.DataFrame(rows, dict.fromkeys(_COLUMNS, pl.Int64), orient="row").filter(
         pl.col("event").is_between(1, len(_EVENTS)),
         pl.col("count") > 0,
         pl.col("end").is_between(pl.col("start"), _MOST_US),
@@ -270,11 +267,13 @@ def frame_of(packed: bytes, host: str, reasons: Mapping[int, str]) -> pl.DataFra
         thread="thread",
         start_ps=pl.col("start").clip(0) * 1_000_000,
         end_ps=pl.col("end").clip(0) * 1_000_000,
-        event=pl.col("event").replace_strict({number: event for event, number in _EVENTS.items()}),
-        **{name: pl.col(name).replace(0, None).cast(pl.Int64) for name in ("what", "place", "key", "arrays")},
+        event=pl.col("event").replace_strict(
+            {number: event for event, number in _EVENTS.items()}, return_dtype=pl.String
+        ),
+        **{name: pl.col(name).replace(0, None) for name in ("what", "place", "key", "arrays")},
         end_of=pl.col("end_of").replace_strict(reasons, default=None, return_dtype=pl.String),
         number=pl.col("number").replace(_NO_NUMBER, None),
-        count=pl.col("count").cast(pl.Int64),
+        count="count",
         busy_ps=pl.when(several).then(pl.col("busy") * 1_000_000),
     ).cast(schema.RUN_EVENTS)  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any
 
 from tpunb.instrument.keras import keras_runs
-from tpunb.instrument.registry import Attribute, Hook, Priority, around
+from tpunb.instrument.registry import Attribute, Hook, Priority, around, watching
 from tpunb.instrument.sink import Clock, Sink, What
 
 _NUMBER, _STEP = "_tpunb_number", "_tpunb_step"
@@ -17,9 +17,17 @@ _NUMBER, _STEP = "_tpunb_number", "_tpunb_step"
 
 def listen_to_calls(sink: Sink, event: str, attributes: Iterable[Attribute], stack: ExitStack) -> None:
     """Record each call as an event of this kind, once the module of the attribute is imported."""
+
+    def listen(those: list[Attribute], stack: ExitStack) -> None:
+        for attribute in those:
+            what = What(attribute.library.name, attribute.home, attribute.path)
+            attribute.listen(around(partial(_call, sink.clock, event, what)), Priority.CAPTURE, stack)
+
+    homes = dict[str, list[Attribute]]()
     for attribute in attributes:
-        what = What(attribute.library.name, attribute.home, attribute.path)
-        stack.enter_context(attribute.listening(around(partial(_call, sink.clock, event, what))))
+        homes.setdefault(attribute.home, []).append(attribute)
+    for home, those in homes.items():
+        stack.enter_context(watching(home, partial(listen, those)))
 
 
 def _call(clock: Clock, event: str, what: What, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

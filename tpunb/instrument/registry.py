@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import WRAPPER_ASSIGNMENTS, partial, update_wrapper
@@ -97,7 +97,7 @@ class Library:
         return [f"{self.name} {version} ({tried}): {path} {reason}" for path, reason in sorted(self.unfit.items())]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Attribute:
     """An attribute of a library: module, and path in it, such as ``"DataLoader.__iter__"``.
 
@@ -115,11 +115,9 @@ class Attribute:
     def __str__(self) -> str:
         return f"{self.home}.{self.path}"
 
-    @contextmanager
-    def listening(self, hook: Hook, priority: Priority = Priority.CAPTURE) -> Iterator[None]:
+    def listening(self, hook: Hook, priority: Priority = Priority.CAPTURE) -> AbstractContextManager[None]:
         """Call what a hook returns in place of the attribute, in the block and once its module is imported."""
-        with watching(self.home, partial(self.listen, hook, priority)):
-            yield
+        return watching(self.home, partial(self.listen, hook, priority))
 
     def listen(self, hook: Hook, priority: Priority, stack: ExitStack) -> bool:
         """Listen until a stack is closed to an attribute whose module is imported; return whether it fits."""
@@ -378,7 +376,7 @@ def watching(name: str, patch: Callable[[ExitStack], object]) -> Iterator[None]:
                     _watch_imports()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Waiting:
     """A block that waits for a module."""
 

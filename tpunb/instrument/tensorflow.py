@@ -113,29 +113,37 @@ CREATE_FUNCTION = LIBRARY.attribute(
     "_create_concrete_function",
     *("function_type", "type_context", "func_graph", "tracing_options"),
 )
+GRADIENT = LIBRARY.attribute("tensorflow.python.eager.backprop", "GradientTape.gradient")
 _MOST_FUNCTIONS = 32  # of one name, that are known apart as they are traced again
 
 
 def _traces(sink: Sink, stack: ExitStack) -> None:
-    """Record tracings of the outermost functions."""
-    clock, traced, is_within = sink.clock, _Traced(), [False]
+    """Record tracings of the outermost functions, and which of these take gradients."""
+    clock, traced, is_within, learns = sink.clock, _Traced(), [False], [False]
+
+    def differentiate(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        learns[0] = True
+        return original(*args, **kwargs)
 
     def trace(
         original: Callable[..., Any], function_type: Any, type_context: Any, func_graph: Any, options: Any
     ) -> Any:
         if is_within[0] or not clock.trains_here:
             return original(function_type, type_context, func_graph, options)
-        name, reason = str(getattr(options, "name", None) or "a function"), None
+        what, reason = What(LIBRARY.name, "", str(getattr(options, "name", None) or "a function")), None
         with suppress(Exception):  # of internals that have changed: the training must continue
-            reason = traced.reason(name, function_type, options)
-        is_within[0] = True
+            reason = traced.reason(what.name, function_type, options)
+        is_within[0], learns[0] = True, False
         try:
-            with clock.during("trace", What(LIBRARY.name, "", name), reason):
+            with clock.during("trace", what, reason):
                 return original(function_type, type_context, func_graph, options)
         finally:
             is_within[0] = False
+            if learns[0] and sink.is_training():
+                sink.takes_gradients(what.name, what=what)
 
     CREATE_FUNCTION.listen(around(trace), Priority.CAPTURE, stack)
+    GRADIENT.listen(around(differentiate), Priority.CAPTURE, stack)
 
 
 class _Traced:

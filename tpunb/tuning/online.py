@@ -557,6 +557,8 @@ def tuned(
     online = Online(search or model_based, budget, None if folder is None else Path(folder), run)
     if find_spec("torch") is None:
         need("keras", extra="tensorflow")
+    if keras.LIBRARY.module() is not None:  # refused before anything runs
+        keras.check_fit()
     with ExitStack() as stack:
         stack.callback(online.close)
         torch.LIBRARY.on_import(stack, partial(online.guarded, _watch_loaders, online))

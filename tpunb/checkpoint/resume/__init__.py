@@ -20,7 +20,7 @@ from tpunb.checkpoint.resume.custom_loops import restore, save
 from tpunb.checkpoint.resume.policy import Saving
 from tpunb.errors import TpunbError, check_whole, warn_user, wrong_type
 from tpunb.instrument import jax, keras, torch
-from tpunb.training import keras_hooks, seeds, snapshot
+from tpunb.training import seeds, snapshot
 from tpunb.training.files import guard
 from tpunb.training.fingerprints import OnDivergence, Resumed
 from tpunb.training.fit_start import FitStart
@@ -97,6 +97,8 @@ def checkpointing(
 @contextmanager
 def _in_fit(saving: Saving) -> Iterator[None]:
     """Save fits in the block, unless the program computes with JAX or PyTorch without Keras, or has no Keras."""
+    from tpunb.training import keras_hooks  # which a capture without Keras needs not
+
     has_other = any(library.LIBRARY.module() is not None for library in (jax, torch))
     if keras.LIBRARY.module() is not None or (not has_other and find_spec("keras") and find_spec("tensorflow")):
         with keras_hooks.listening(saving):
@@ -164,6 +166,8 @@ def resume(
     if starting is not None:
         start = FitStart(folder, metadata, Resumed.read(folder, metadata, on_divergence))
     else:
+        from tpunb.training import keras_hooks
+
         start, starting = FitStart.read(checkpoint, on_divergence), keras_hooks.starting
     if exact and not metadata["exact"]:
         raise TpunbError(
