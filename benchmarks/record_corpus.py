@@ -1,8 +1,8 @@
 """Record programs with what is true of them into the corpus that ``tests/test_corpus.py`` judges again.
 
 ``python benchmarks/record_corpus.py [--programs NAME,...] [--folder tests/corpus]``: each program of `programs.wastes`,
-with its waste and without, of `programs.trainers`, with each waste and none, of `programs.signs` and
-`programs.refuted`, and of public pages, in a process of its own, one after the other: nothing else should run on the
+with its waste and without, of `programs.trainers`, with each waste and none, of `programs.evaluated`, `signs` and
+`refuted`, and of public pages, in a process of its own, one after the other: nothing else should run on the
 machine. An entry is a zip file with the run folder and ``truth.json``; ``tests/judged_runs.py`` documents its keys.
 Programs whose packages are missing are left out. The last line is one JSON object with the number of entries recorded
 and their bytes.

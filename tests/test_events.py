@@ -179,7 +179,8 @@ def test_threads_and_collections_of_garbage_add_events_at_once():
 
     def work(key):
         for at in range(times):
-            log.add("call", What("a", "b", str(at % 50)), key, at, at)
+            now_ns = time.monotonic_ns()  # what is not of this second may be taken at any moment
+            log.add("call", What("a", "b", str(at % 50)), key, now_ns, now_ns)
             [[] for _ in range(50)]  # makes garbage collections happen
 
     gc.callbacks.append(collected)
