@@ -74,9 +74,9 @@ def test_what_cannot_be_saved_is_said_and_the_training_ends_as_without(tmp_path,
     python = [sys.executable] if options else warm_python(TORCH)
     seen = ended(program, tmp_path / "saved ", python=python, options=options)
     assert (seen.returncode, seen.stdout) == (0, "16\n" * len(MISUSES)), seen.stderr
-    _, *told = seen.stderr.split("misuse: ")
-    assert len(told) == len(MISUSES)
-    assert [text for text in told if "tpunb: " not in text] == []
+    _, *reports = seen.stderr.split("misuse: ")
+    assert len(reports) == len(MISUSES)
+    assert [text for text in reports if "tpunb: " not in text] == []
     assert "Traceback" not in seen.stderr
 
 

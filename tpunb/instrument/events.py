@@ -77,7 +77,7 @@ class _Rate:
 
     def __init__(self) -> None:
         self.second, self.count = -1, 0
-        self.excess: list[list[int]] = []  # at most one row: whoever pops it, adds it
+        self.excess: list[list[int]] = []  # rows that count; the thread that pops one owns it
 
 
 class EventLog:
@@ -145,8 +145,10 @@ class EventLog:
                     self._settle(rate)
             rate.count += 1
             if rate.count > MOST_A_SECOND:
-                for counted in rate.excess:  # which another thread may take at this moment
+                with suppress(IndexError):  # there is none, or another thread has taken it
+                    counted = rate.excess.pop()
                     counted[2], counted[3], counted[5] = max(counted[2], end), counted[3] + end - start, counted[5] + 1
+                    rate.excess.append(counted)
                     return
             if (frame := self._frame()) is None:
                 place = 0
@@ -181,8 +183,9 @@ class EventLog:
     def _settle(self, *rates: _Rate) -> None:
         """Add the rows that count events of these rates."""
         for rate in rates:
-            with suppress(IndexError):  # another thread was faster, or there is none
-                self._put(rate.excess.pop())
+            with suppress(IndexError):  # there is none any more
+                while True:
+                    self._put(rate.excess.pop())
 
     def close(self) -> None:
         """Record nothing more, and add the rows that count what was too frequent."""
