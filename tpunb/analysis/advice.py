@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.account_segments import FEWEST_TRACED
+from tpunb.analysis.time_line import FEWEST_TRACED
 from tpunb.analysis.calls import call_metrics
 from tpunb.analysis.goodput import Goodput, goodput
 from tpunb.analysis.metrics import READS, account_metrics, phase_metrics, scale_metrics, traits

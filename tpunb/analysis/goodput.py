@@ -16,7 +16,7 @@ from typing import NamedTuple
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.account_segments import BUSY, COMPUTING, INSIDE_STEPS, HostRun, segments
+from tpunb.analysis.time_line import BUSY, COMPUTING, INSIDE_STEPS, HostRun, segments
 from tpunb.analysis.barriers import aligned
 from tpunb.analysis.run import Run, loaded, phases
 from tpunb.errors import NoSteps, wrong_type
@@ -226,23 +226,36 @@ class Stretches(NamedTuple):
     before: int | None = None  # as `Steps.steps_before`
 
 
-def stretches(run: Profile | Steps | Phases) -> Stretches:
-    """Return the time of a run in stretches of one account."""
-    if not isinstance(run, Profile):
-        found = phases(run)
-        return _of_steps(found.steps, found.labels, found.steps.wall)
-    wall = WallClock(run.span_ps) if run.stored is None else run.stored.wall
+def stretches(run: Profile | Phases) -> Stretches:
+    """Return the time of a run in stretches of one account; the phases of steps name them, and change none."""
+    if isinstance(run, Phases):
+        steps, labels, span_ps = run.steps, run.labels, None
+    else:
+        try:
+            steps = from_rules(run)
+        except NoSteps:  # time without steps is accounted for all the same
+            steps = NO_STEPS if run.stored is None else run.stored
+        labels, span_ps = _alike(steps), run.span_ps if run.stored is None else None
+    time = _time_line(steps, span_ps)
+    phase = time.steps.select("host", "step", phase=labels.cast(pl.Int64))
+    phased = time.frame.join(phase.unique(["host", "step"]), on=["host", "step"], how="left", maintain_order="left")
+    phased = phased.with_columns(pl.when(pl.col("alike").is_not_null()).then("phase")).drop("alike")
+    return time._replace(frame=phased, steps=time.steps.with_columns(phase["phase"]))
+
+
+def _alike(steps: Steps) -> pl.Series:
+    """Return the number of the steps that each is compared with: its phase by the default method, else its kind."""
     try:
-        steps = from_rules(run)
-        labels = phases(steps).labels
-    except NoSteps:  # time without steps is accounted for all the same
-        steps = NO_STEPS if run.stored is None else run.stored
-        labels = (steps.frame["kind"].fill_null("").rank("dense").cast(pl.Int64) - 1).alias("phase")
-    return _of_steps(steps, labels, wall)
+        return phases(steps).labels
+    except NoSteps:
+        return steps.frame["kind"].fill_null("").rank("dense").cast(pl.Int64) - 1
 
 
-def _of_steps(steps: Steps, labels: pl.Series, wall: WallClock | None) -> Stretches:
-    frame = steps.frame.with_columns(phase=labels.cast(pl.Int64))
+@memoised
+def _time_line(steps: Steps, span_ps: int | None) -> Stretches:
+    """Return the time of a run, with `alike` in place of phases; `span_ps` is its length if it has no clock."""
+    frame = steps.frame.with_columns(alike=_alike(steps).cast(pl.Int64))
+    wall = steps.wall if span_ps is None else WallClock(span_ps)
     turn = [aligned(frame), "kind"]  # of the ranks of a job, the one that came last waits least
     beyond = pl.col("peers_ps") - pl.col("peers_ps").min().over(turn)
     beyond_ps = frame.select("host", pl.when(pl.col("peers_ps").count().over(turn) > 1).then(beyond))

@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 import polars as pl
 
-from tpunb.analysis.account_segments import EACH
+from tpunb.analysis.time_line import EACH
 from tpunb.analysis.goodput import Goodput, crowding, goodput, totals
 from tpunb.analysis.roofline import Roofline, device_of
 from tpunb.analysis.run import Run, loaded, steps

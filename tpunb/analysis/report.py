@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from tpunb.analysis.account_segments import INSIDE_STEPS
+from tpunb.analysis.time_line import INSIDE_STEPS
 from tpunb.analysis.advice import advise
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals, works
 from tpunb.analysis.run import Run, loaded, phases

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tpunb.analysis.account_segments import BUSY
+from tpunb.analysis.time_line import BUSY
 from tpunb.analysis.compare import Comparison
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases

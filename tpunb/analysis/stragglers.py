@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.account_segments import BOUNDARY
+from tpunb.analysis.time_line import BOUNDARY
 from tpunb.analysis.barriers import WAITS, Barriers, aligned, clocks, find_barriers, median
 from tpunb.analysis.pipeline import Replay, obstacle, replay
 from tpunb.analysis.run import Run, loaded, steps

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from tpunb.analysis.account_segments import COMPUTING, INSIDE_STEPS, OTHERS
+from tpunb.analysis.time_line import COMPUTING, INSIDE_STEPS, OTHERS
 from tpunb.analysis.advice import ACCOUNT_RULES, RULES, SAME_LINE, advise
 from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
 from tpunb.analysis.metrics import IMPORTS

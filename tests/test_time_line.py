@@ -1,13 +1,19 @@
 """Stretches of a host cover its wall time exactly once, whatever the clock recorded."""
 
+import sys
+import zipfile
+
 import polars as pl
 import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from judged_runs import CORPUS
 
+import tpunb as tp
 from tpunb import schema
-from tpunb.analysis.account_segments import HostRun, covered, segments
+from tpunb.analysis.time_line import HostRun, covered, segments
+from tpunb.analysis.verdict import verdict
 
 SPAN_ACCOUNTS = [
     *("callbacks", "checkpoint save", "evaluation", "fit", "garbage collection", "profiler", "program startup"),
@@ -20,7 +26,7 @@ def host(steps=(), spans=(), stalls=(), windows=(), *, end_ms=100, clocked=True,
     """A host from (step, kind, start, dur, input, callbacks, phase), (start, dur, account, detail), ... in ms."""
     columns = {
         **{"step": pl.Int64, "kind": pl.String, "start_ps": pl.Int64, "dur_ps": pl.Int64},
-        **{"input_ps": pl.Int64, "callbacks_ps": pl.Int64, "phase": pl.Int64, "traced": pl.String},
+        **{"input_ps": pl.Int64, "callbacks_ps": pl.Int64, "alike": pl.Int64, "traced": pl.String},
     }
     times = ("start_ps", "dur_ps", "input_ps", "callbacks_ps")
     rows = [(*step, "none")[:8] for step in steps]
@@ -263,7 +269,7 @@ def test_samples_in_steps_show_how_long_code_of_the_program_ran_in_them():
     run = host(steps, end_ms=800)._replace(samples=coded)
     assert accounts(run) == {"productive": 500, "program code": 300}
     inside = segments(run).filter(account="program code")
-    assert inside.select("phase", "detail", "source").unique().rows() == [(0, "inside steps", "estimated")]
+    assert inside.select("alike", "detail", "source").unique().rows() == [(0, "inside steps", "estimated")]
     assert accounts(run._replace(samples=coded[:18])) == {"productive": 800}  # nine of each phase
 
 
@@ -407,3 +413,43 @@ def test_evaluations_of_several_sizes_do_not_deviate():
     assert accounts(host(steps, end_ms=3000))["evaluation"] == 10 * 60 + 20 * 10
     trained = [(*step[:1], "train", *step[2:]) for step in steps]
     assert accounts(host(trained, end_ms=3000))["step time deviation"] == 10 * 50
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A run of three kinds of steps, with windows, samples and stalls."""
+    folder = tmp_path_factory.mktemp("recorded")
+    with zipfile.ZipFile(CORPUS / "torch_validates_often.zip") as entry:
+        entry.extractall(folder)
+    return tp.load(folder)
+
+
+def times(goodput):
+    """Time by host, account and detail, and all stretches of them."""
+    summed = goodput.frame.group_by("host", "account", "detail").agg(pl.col("time_ps").sum())
+    return sorted(map(str, summed.rows())), goodput.segments.rows()
+
+
+@examples(12)
+@given(st.data())
+def test_phases_change_no_account_of_a_run(recorded, data):
+    steps = tp.steps(recorded)
+    labels = st.lists(st.integers(-1, 3), min_size=len(steps.full()), max_size=len(steps.full()))
+    others = tp.phases(steps, lambda full: data.draw(labels)[: len(full)])
+    assert times(tp.goodput(others)) == times(tp.goodput(recorded))
+
+
+@pytest.mark.parametrize("method", [tp.OLS(0.2), tp.KMeans(2), tp.KMeans(5)], ids=str)
+def test_methods_of_phases_change_no_account_of_a_run(recorded, method):
+    assert times(tp.goodput(tp.phases(recorded, method))) == times(tp.goodput(recorded))
+
+
+def test_the_time_line_of_a_run_is_made_once(recorded, monkeypatch):
+    made, module = [], sys.modules["tpunb.analysis.goodput"]
+    monkeypatch.setattr(module, "segments", lambda run: made.append(run) or segments(run))
+    run = tp.load(recorded.source)
+    tp.report(run)
+    tp.advise(run)
+    verdict(tp.phases(run, tp.OLS(0.2)))
+    tp.goodput(run)
+    assert len(made) == 1

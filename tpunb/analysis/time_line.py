@@ -55,7 +55,8 @@ _INSIDE = ["fit", "evaluation", "program code"]  # where a stall may be time of 
 class HostRun(NamedTuple):
     """What is known of one host.
 
-    `steps` has the columns of STEPS and ``phase``; the other frames those of their schemas. `clocked`
+    `steps` has the columns of STEPS and ``alike``, the number of the steps that one is compared with, -1 for outliers;
+    the other frames those of their schemas. `clocked`
     says whether the clock of the host recorded steps, `complete` whether it recorded spans.
     """
 
@@ -90,7 +91,7 @@ class _Cells(NamedTuple):
 def segments(run: HostRun) -> pl.DataFrame:
     """Return the stretches of a host in order, without gaps: they add up to its wall time.
 
-    Columns: ``start_ps``, ``dur_ps``, ``account``, ``detail``, ``step``, ``phase``, ``unit`` (the number of the step,
+    Columns: ``start_ps``, ``dur_ps``, ``account``, ``detail``, ``step``, ``alike``, ``unit`` (the number of the step,
     span or gap that it is a part of) and ``source``.
     """
     start, end = _disjoint(run.steps, run.start_ps, run.end_ps)
@@ -198,7 +199,7 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     garbage = np.minimum(garbage, left)
     left -= garbage
     kind = factorize(steps["kind"].fill_null("").rank("dense").to_numpy().astype(np.int64))[1]
-    medians = phase_medians(left, steps["phase"].fill_null(-1).to_numpy(), kind)
+    medians = phase_medians(left, steps["alike"].fill_null(-1).to_numpy(), kind)
     excess = np.maximum(left - medians, 0)
 
     starts_up = np.zeros(len(exclusive), np.bool_)
@@ -250,27 +251,27 @@ def _slowed(run: HostRun, start: Ints, end: Ints, waits: Ints) -> Ints:
     """Return how much longer each traced step waited for input since it was traced: the difference of the medians."""
     windows = run.windows.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
     traced = covered(windows, start, end) > 0
-    rows = run.steps.select("phase", wait=pl.Series(waits), traced=pl.Series(traced))
+    rows = run.steps.select("alike", wait=pl.Series(waits), traced=pl.Series(traced))
     wait, at = pl.col("wait"), pl.col("traced")
     enough = (at.sum() >= _SLOWED) & ((~at).sum() >= _SLOWED)
-    more = rows.group_by("phase").agg(
+    more = rows.group_by("alike").agg(
         more=pl.when(enough).then(wait.filter(at).median() - wait.filter(~at).median()),
         usual=wait.filter(~at).median(),
     )
-    rows = rows.join(more, on="phase", how="left", maintain_order="left")
+    rows = rows.join(more, on="alike", how="left", maintain_order="left")
     excess = pl.min_horizontal(pl.col("more").fill_null(0), wait - pl.col("usual")).clip(0)
     return np.asarray(rows.select(pl.when(at).then(excess).otherwise(0).cast(pl.Int64)).to_series().to_numpy())
 
 
 def _unexplained(run: HostRun) -> NDArray[np.bool_]:
     """Return in which steps no stall is at a place of its own, of phases in which code of the program hardly runs."""
-    steps = run.steps.select("start_ps", "dur_ps", "phase")
+    steps = run.steps.select("start_ps", "dur_ps", "alike")
     times = {"waited_ps": pl.col("start_ps") + input_wait(), "end_ps": pl.col("start_ps") + pl.col("dur_ps")}
-    order = run.steps.select("start_ps", "phase", **times).drop_nulls("start_ps")
+    order = run.steps.select("start_ps", "alike", **times).drop_nulls("start_ps")
     found = run.samples.sort("start_ps").join_asof(order.sort("start_ps"), on="start_ps", check_sortedness=False)
     computes = found.filter((pl.col("start_ps") >= pl.col("waited_ps")) & (pl.col("start_ps") < pl.col("end_ps")))
-    shares = computes.group_by("phase").agg(pl.col("code").mean())
-    code = steps.join(shares, on="phase", how="left", maintain_order="left", nulls_equal=True)["code"]
+    shares = computes.group_by("alike").agg(pl.col("code").mean())
+    code = steps.join(shares, on="alike", how="left", maintain_order="left", nulls_equal=True)["code"]
     places = stall_places(steps, run.stalls.filter(pl.col("kind").is_null() | pl.col("kind").is_in(_INSIDE)))
     usual = run.samples.group_by("place").agg(of_code=pl.col("code").mean() > 0.5).filter(~pl.col("of_code"))["place"]
     nowhere = places.is_null() | places.is_in(usual.implode())  # a call of the framework, in each step
@@ -293,14 +294,14 @@ def _delays(run: HostRun, start: Ints, end: Ints, exclusive: Ints) -> tuple[Ints
     collecting = covered(pl.concat([busy, windows]), start, end) - covered(pl.concat([reductions, windows]), start, end)
     beside = np.maximum(tracing, reducing)
     how = np.where(beside == 0, 0, np.where(reducing > tracing, 2, 1))
-    frame = run.steps.select("phase", exclusive=pl.Series(exclusive, dtype=pl.Int64), how=pl.Series(how))
+    frame = run.steps.select("alike", exclusive=pl.Series(exclusive, dtype=pl.Int64), how=pl.Series(how))
     median = pl.col("exclusive").median()
-    free = frame.filter(how=0).group_by("phase").agg(free=median)
+    free = frame.filter(how=0).group_by("alike").agg(free=median)
     # a stall in one of a few is no median
-    slowed = frame.filter(pl.col("how") > 0).group_by("phase", "how").agg(pl.when(pl.len() >= _SLOWED).then(median))
-    medians = slowed.join(free, on="phase").select("phase", "how", more=pl.col("exclusive") - pl.col("free"))
-    more = frame.join(medians, on=["phase", "how"], how="left", maintain_order="left")["more"].fill_null(0).clip(0)
-    outlier = frame["phase"].fill_null(-1) < 0
+    slowed = frame.filter(pl.col("how") > 0).group_by("alike", "how").agg(pl.when(pl.len() >= _SLOWED).then(median))
+    medians = slowed.join(free, on="alike").select("alike", "how", more=pl.col("exclusive") - pl.col("free"))
+    more = frame.join(medians, on=["alike", "how"], how="left", maintain_order="left")["more"].fill_null(0).clip(0)
+    outlier = frame["alike"].fill_null(-1) < 0
     more = pl.select(pl.when(outlier).then(more.max()).otherwise(more)).to_series()
     longer = more.cast(pl.Int64).to_numpy()
     return np.asarray(collecting + np.minimum(longer, beside), dtype=np.int64), np.where(longer, beside, beside // 2)
@@ -385,9 +386,9 @@ def _span_pieces(run: HostRun, cells: _Cells, spans: pl.DataFrame) -> pl.DataFra
     return _frame(run, cells.start[of], cells.width[of], cells.step[of]).with_columns(
         account=pl.when(is_account).then(chosen["account"]).otherwise(pl.lit("preparation")),
         detail=chosen["detail"],
-        phase=pl.when(chosen["account"].is_in(["evaluation", "tuning", "resuming", "fit"]))
+        alike=pl.when(chosen["account"].is_in(["evaluation", "tuning", "resuming", "fit"]))
         .then(pl.lit(None, pl.Int64))
-        .otherwise("phase"),
+        .otherwise("alike"),
         unit=pl.Series(cells.span[of], dtype=pl.Int64) + run.steps.height,
     )
 
@@ -423,13 +424,13 @@ def _placed(samples: pl.DataFrame, pieces: pl.DataFrame) -> pl.DataFrame:
     inside, dur_ps = _divided(), pl.col("dur_ps")
     since_ps = pl.when(inside).then(dur_ps).otherwise(0).cum_sum().over("unit") - dur_ps
     between = pl.col("account") == "program code"
-    order = pieces.select("start_ps", "phase", since_ps=since_ps, at_ps="start_ps", between=between, inside=inside)
+    order = pieces.select("start_ps", "alike", since_ps=since_ps, at_ps="start_ps", between=between, inside=inside)
     placed = samples.sort("start_ps").join_asof(order.sort("start_ps"), on="start_ps", check_sortedness=False)
     placed = placed.with_columns(pl.col("since_ps") + pl.col("start_ps") - pl.col("at_ps"))
-    steps = pieces.filter(inside).group_by("phase", "unit").agg(dur_ps.sum()).partition_by("phase", as_dict=True)
+    steps = pieces.filter(inside).group_by("alike", "unit").agg(dur_ps.sum()).partition_by("alike", as_dict=True)
     stands_ps = np.zeros(placed.height)
-    for phase, group in placed.with_row_index().filter("inside").group_by("phase"):
-        lengths = steps[phase]["dur_ps"].to_numpy()
+    for alike, group in placed.with_row_index().filter("inside").group_by("alike"):
+        lengths = steps[alike]["dur_ps"].to_numpy()
         stands_ps[group["index"]] = _time_of_samples(group["since_ps"].to_numpy(), lengths)
     return placed.with_columns(stands_ps=pl.Series(stands_ps))
 
@@ -465,18 +466,18 @@ def _by_device(pieces: pl.DataFrame, run: HostRun) -> tuple[pl.DataFrame, list[i
     if not run.traced_devices:
         return pieces, []
     full, computes = pl.col("traced") == "full", pl.col("account") == "productive"
-    work = run.steps.group_by("phase").agg(
+    work = run.steps.group_by("alike").agg(
         n=pl.col("device_ps").filter(full).count(),
         work_ps=pl.col("device_ps").filter(full).mean() * pl.len() / run.recorded,
         seen=1 - (pl.col("device_ps").filter(full).sum() / run.recorded / pl.col("dur_ps").filter(full).sum()),
     )
     work = work.filter(pl.col("n") >= FEWEST_TRACED)
-    usual = pieces.filter(computes).group_by("phase").agg(usual_ps=pl.col("dur_ps").sum())
+    usual = pieces.filter(computes).group_by("alike").agg(usual_ps=pl.col("dur_ps").sum())
     part = 1 - (pl.col("work_ps") / pl.col("usual_ps")).fill_nan(1)
-    shares = usual.join(work, on="phase").select("phase", part=pl.min_horizontal(part, "seen").fill_nan(0).clip(0))
-    split = pieces.join(shares, on="phase", how="left", maintain_order="left")
+    shares = usual.join(work, on="alike").select("alike", part=pl.min_horizontal(part, "seen").fill_nan(0).clip(0))
+    split = pieces.join(shares, on="alike", how="left", maintain_order="left")
     part = pl.when(computes).then((pl.col("dur_ps") * pl.col("part")).round().cast(pl.Int64))
-    return _moved(split.with_columns(part_ps=part), IDLE), shares["phase"].to_list()
+    return _moved(split.with_columns(part_ps=part), IDLE), shares["alike"].to_list()
 
 
 def _in_steps(
@@ -490,18 +491,18 @@ def _in_steps(
     """Split off time in steps, by the share of the samples in the steps of each phase that have a flag."""
     # a step is longer for it: that is in its deviation and, in `traced` phases, in the time in which devices idle
     flagged = (pl.col(flag).fill_null(value=False) * pl.col("stands_ps")).sum() / pl.col("stands_ps").sum()
-    shares = samples.filter("inside").group_by("phase").agg(n=pl.len(), flagged=flagged.fill_nan(0.0))
-    shares = shares.filter(pl.col("n") >= _FEWEST_SAMPLES, pl.col("flagged") > 0).select("phase", "flagged")
+    shares = samples.filter("inside").group_by("alike").agg(n=pl.len(), flagged=flagged.fill_nan(0.0))
+    shares = shares.filter(pl.col("n") >= _FEWEST_SAMPLES, pl.col("flagged") > 0).select("alike", "flagged")
     if shares.is_empty():
         return pieces
     dur_ps, more = pl.col("dur_ps"), pl.col("account").is_in(["step time deviation", IDLE])
     spare = more | pl.col("detail").eq_missing(EACH)
-    parts = pieces.join(shares, on="phase", how="left", maintain_order="left")
+    parts = pieces.join(shares, on="alike", how="left", maintain_order="left")
     mine = _divided() & pl.col("flagged").is_not_null()
-    flagged_ps = (pl.col("flagged") * dur_ps.filter(mine).sum()).over("phase")
-    spare_ps = dur_ps.filter(mine & spare).sum().over("phase")
-    rest_ps = dur_ps.filter(mine & ~spare).sum().over("phase")
-    rest = pl.when(~pl.col("phase").is_in(traced)).then((flagged_ps - spare_ps) / rest_ps)
+    flagged_ps = (pl.col("flagged") * dur_ps.filter(mine).sum()).over("alike")
+    spare_ps = dur_ps.filter(mine & spare).sum().over("alike")
+    rest_ps = dur_ps.filter(mine & ~spare).sum().over("alike")
+    rest = pl.when(~pl.col("alike").is_in(traced)).then((flagged_ps - spare_ps) / rest_ps)
     share = pl.when(spare).then(flagged_ps / spare_ps).otherwise(rest)
     part = pl.when(mine).then((dur_ps * share.fill_nan(0).clip(0, 1)).round().cast(pl.Int64))
     return _moved(parts.with_columns(part_ps=part), account, detail)
@@ -571,12 +572,12 @@ def _moved(pieces: pl.DataFrame, account: str, detail: str | None = None) -> pl.
     return pl.concat([each.filter(pl.col("dur_ps") > 0).select(_COLUMNS) for each in (kept, moved)]).sort("start_ps")
 
 
-_COLUMNS = ["start_ps", "dur_ps", "account", "detail", "step", "phase", "unit", "source"]
+_COLUMNS = ["start_ps", "dur_ps", "account", "detail", "step", "alike", "unit", "source"]
 
 
 def _frame(run: HostRun, start: Ints, width: Ints, step: Ints) -> pl.DataFrame:
     """Return pieces of the steps of these indices, -1 for none, without account and unit."""
-    named = run.steps.select("step", "phase").with_row_index("index").with_columns(pl.col("index").cast(pl.Int64))
+    named = run.steps.select("step", "alike").with_row_index("index").with_columns(pl.col("index").cast(pl.Int64))
     pieces = pl.DataFrame(
         {"start_ps": start, "dur_ps": width, "index": step},
         schema=dict.fromkeys(["start_ps", "dur_ps", "index"], pl.Int64),
