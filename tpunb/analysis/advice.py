@@ -11,7 +11,6 @@ from typing import Any
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.time_line import FEWEST_TRACED
 from tpunb.analysis.calls import call_metrics
 from tpunb.analysis.goodput import Goodput, goodput
 from tpunb.analysis.metrics import READS, account_metrics, phase_metrics, scale_metrics, traits
@@ -19,6 +18,7 @@ from tpunb.analysis.roofline import Roofline, roofline
 from tpunb.analysis.run import Run, loaded
 from tpunb.analysis.run import phases as phases_of
 from tpunb.analysis.stragglers import Hosts, slow_ranks
+from tpunb.analysis.time_line import FEWEST_TRACED
 from tpunb.costs.torch_cost import KINDS
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.time_line import BUSY, COMPUTING, INSIDE_STEPS, HostRun, segments
 from tpunb.analysis.barriers import aligned
 from tpunb.analysis.run import Run, loaded, phases
+from tpunb.analysis.time_line import BUSY, COMPUTING, INSIDE_STEPS, HostRun, segments
 from tpunb.errors import NoSteps, wrong_type
 from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.cache import memoised

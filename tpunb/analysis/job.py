@@ -11,8 +11,8 @@ from typing import Any
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.time_line import INSIDE_STEPS
 from tpunb.analysis.goodput import Goodput, Stretches, of_stretches, stretches
+from tpunb.analysis.time_line import INSIDE_STEPS
 from tpunb.errors import BadProfile, IncompatibleRuns, wrong_type
 from tpunb.frames import Profile
 from tpunb.frames.steps import WallClock, trained

@@ -9,10 +9,10 @@ from contextlib import suppress
 import numpy as np
 import polars as pl
 
-from tpunb.analysis.time_line import EACH
 from tpunb.analysis.goodput import Goodput, crowding, goodput, totals
 from tpunb.analysis.roofline import Roofline, device_of
 from tpunb.analysis.run import Run, loaded, steps
+from tpunb.analysis.time_line import EACH
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised

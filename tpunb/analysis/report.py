@@ -12,10 +12,10 @@ from typing import Any
 
 import polars as pl
 
-from tpunb.analysis.time_line import INSIDE_STEPS
 from tpunb.analysis.advice import advise
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals, works
 from tpunb.analysis.run import Run, loaded, phases
+from tpunb.analysis.time_line import INSIDE_STEPS
 from tpunb.analysis.verdict import verdict
 from tpunb.errors import NoSteps, TpunbError
 from tpunb.frames import Phases, Profile

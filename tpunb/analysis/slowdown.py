@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tpunb.analysis.time_line import BUSY
 from tpunb.analysis.compare import Comparison
+from tpunb.analysis.time_line import BUSY
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
 from tpunb.frames.op_matrix import Floats

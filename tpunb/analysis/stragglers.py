@@ -14,10 +14,10 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.time_line import BOUNDARY
 from tpunb.analysis.barriers import WAITS, Barriers, aligned, clocks, find_barriers, median
 from tpunb.analysis.pipeline import Replay, obstacle, replay
 from tpunb.analysis.run import Run, loaded, steps
+from tpunb.analysis.time_line import BOUNDARY
 from tpunb.errors import NoSteps
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised

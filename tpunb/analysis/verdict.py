@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from tpunb.analysis.time_line import COMPUTING, INSIDE_STEPS, OTHERS
 from tpunb.analysis.advice import ACCOUNT_RULES, RULES, SAME_LINE, advise
 from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
 from tpunb.analysis.metrics import IMPORTS
 from tpunb.analysis.stragglers import slow_ranks, why
+from tpunb.analysis.time_line import COMPUTING, INSIDE_STEPS, OTHERS
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
 from tpunb.schema import ACCOUNTS, PEERS
