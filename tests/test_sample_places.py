@@ -95,15 +95,58 @@ def test_a_model_that_pytorch_calls_is_of_the_evaluation_around_it(tmp_path, own
     assert evaluates(sampled, program.evaluate(calls.call, sampled)) is evaluation
 
 
-def test_a_generator_of_the_program_prepares_a_batch_unless_the_loop_is_in_it(tmp_path, own_name, sampled):
-    source = "def batches(look):\n    yield look()\n\ndef loop(look):\n    return next(batches(look)), look()\n"
+@pytest.mark.parametrize(
+    ("asks", "loads"),
+    [
+        ("next(batches(look))", True),
+        ("[batch for batch in batches(look)][0]", False),  # of another function than the loop
+        ("sum(batches(look), ())", False),  # a call of the loop
+        ("draw(batches(look))", True),
+        ("logged(look)", False),
+    ],
+)
+def test_a_generator_prepares_a_batch_where_the_loop_draws_from_it(tmp_path, own_name, sampled, asks, loads):
+    source = f"""
+def batches(look):
+    yield (look(),)
+
+def draw(found):
+    return next(found)
+
+def logged(look):
+    return max((look(),) for _ in range(1))
+
+def loop(look):
+    return {asks}[0], look()
+"""
     program = imported(tmp_path / "program.py", source, own_name)
-    generator, loop = program.loop(sampled)
+    drawn, launched = program.loop(sampled)
     stacks = sampled.stacks
-    assert stacks.loads(stacks.stack(generator))
-    assert not stacks.loads(stacks.stack(loop))
-    stacks.launched(generator, "update")
-    assert not stacks.loads(stacks.stack(generator))
+    stacks.launched(launched, "update")
+    assert stacks.loads(stacks.stack(drawn)) is loads
+    assert not stacks.loads(stacks.stack(launched))
+
+
+def test_a_for_loop_draws_from_generators_within_those_of_libraries_unless_the_loop_is_in_one(
+    tmp_path, own_name, sampled
+):
+    bars = "def bar(of):\n    for each in of:\n        yield each\n"
+    bar = imported(tmp_path / "site-packages" / "bars.py", bars, f"{own_name}_library").bar
+    source = """
+def batches(look):
+    yield look()
+
+def loop(look, bar):
+    for number in bar(batches(look)):
+        return number, look()
+"""
+    drawn, launched = imported(tmp_path / "program.py", source, own_name).loop(sampled, bar)
+    stacks = sampled.stacks
+    assert not stacks.loads(stacks.stack(drawn))  # by a function that launches no step
+    stacks.launched(launched, "update")
+    assert stacks.loads(stacks.stack(drawn))
+    stacks.launched(drawn, "update")
+    assert not stacks.loads(stacks.stack(drawn))
 
 
 def calls_code(sampled, call, *callees):

@@ -273,6 +273,13 @@ def test_samples_in_steps_show_how_long_code_of_the_program_ran_in_them():
     assert accounts(run._replace(samples=coded[:18])) == {"productive": 800}  # nine of each phase
 
 
+def test_batches_that_are_drawn_in_steps_are_waits_for_input():
+    steps = [(number, "train", 20 * number, 20, None, None, 0) for number in range(40)]
+    drawn = samples(*((20 * number + 5, number % 4 < 2, number % 4 > 0) for number in range(40)))
+    run = host(steps, end_ms=800)._replace(samples=drawn)
+    assert accounts(run) == {"data loading": 400, "program code": 400}
+
+
 def test_looks_that_wait_for_code_to_give_up_the_interpreter_lock_do_not_make_it_shorter():
     steps = [(number, "train", 20 * number, 20, None, None, 0) for number in range(100)]
     due = [number * 37 % 100 / 5 for number in range(100)]  # anywhere in a step, of which the first 8 ms are code

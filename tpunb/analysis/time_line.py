@@ -112,7 +112,9 @@ def segments(run: HostRun) -> pl.DataFrame:
     pieces = _between_steps(pieces, placed, "evaluates", "evaluation")
     pieces = _between_steps(pieces, others, "loads", "data loading", _GENERATOR)
     pieces = _in_steps(pieces, placed, "evaluates", "evaluation")
+    pieces = _in_steps(pieces, others, "loads", "data loading", _GENERATOR)
     pieces, phases = _by_device(pieces, run)
+    others = others.filter(~pl.col("loads").fill_null(value=False))
     pieces = _in_steps(pieces, others, "code", "program code", INSIDE_STEPS, phases)
     return _slow_steps(pieces, run)
 

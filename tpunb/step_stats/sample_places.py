@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -194,12 +194,15 @@ class Stacks:
         return _Meaning(place, self.loads(stack), not evaluates and self.is_code(stack), evaluates)
 
     def loads(self, stack: Stack) -> bool:
-        """Return whether a generator runs that the program asks for its next value, and that the loop is not in."""
-        return any(
-            # a context manager is asked by a library
-            frame.generator and frame.of_program and caller.of_program and frame.code not in self._loop
-            for frame, caller in pairwise(stack)
-        )
+        """Return whether a generator of the program runs that the loop asks for its next value."""
+        within = False
+        for frame in stack:
+            asks = within and not frame.generator and frame.of_program
+            # that of an expression within a call runs for the call
+            if asks and (frame.callee == "next" or (frame.operation == "FOR_ITER" and frame.code in self._loop)):
+                return True
+            within = bool(frame.generator) and frame.code not in self._loop and (within or frame.of_program)
+        return False
 
     def evaluates(self, stack: Stack) -> bool:
         """Return whether a function of the program evaluates, within what the loop is in, or a library that has one."""
