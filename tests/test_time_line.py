@@ -310,14 +310,6 @@ def test_code_that_makes_some_steps_slower_is_what_they_deviate_for():
     assert divided["productive"] == 200 - 8
 
 
-def test_what_traced_steps_wait_longer_for_input_is_the_profilers():
-    steps = [(number, "train", 20 * number, 20, 2, None, 0) for number in range(10)]
-    steps += [(10 + number, "train", 200 + 23 * number, 23, 5, None, 0) for number in range(10)]
-    traced = host(steps, windows=[(200, 230)], end_ms=430)
-    assert accounts(traced) == {"productive": 360, "data loading": 40, "profiler": 30}
-    assert accounts(traced._replace(windows=traced.windows.clear())) == {"productive": 360, "data loading": 70}
-
-
 def test_a_long_wait_of_a_traced_step_is_not_the_profilers_without_others_to_compare():
     steps = [(0, "train", 0, 60, 50, None, 0), *((n, "train", 50 + 10 * n, 10, 1, None, 0) for n in range(1, 5))]
     assert accounts(host(steps, windows=[(0, 60)], end_ms=100))["data loading"] == 54
@@ -370,14 +362,6 @@ def test_data_that_an_evaluation_reads_are_its_own():
     seen = [(10 + 2 * n, n % 2 == 0, False, n < 20) for n in range(40)]  # half of the time evaluates; both halves read
     run = host(steps)._replace(samples=samples(*seen))
     assert accounts(run) == {"productive": 20, "evaluation": 40, "data loading": 20, "program code": 20}
-
-
-def test_slow_steps_are_code_of_the_program_where_their_place_is():
-    steps = [*(train(number, 10 * number, 10) for number in range(4)), train(4, 40, 60)]
-    stalled = host(steps, stalls=[(45, 50, None, "a.py:1 in f", 1.0)])
-    coded = stalled._replace(samples=samples((50, False, True), (60, False, True), (70, False, False)))
-    assert accounts(stalled) == {"productive": 50, "step time deviation": 50}
-    assert accounts(coded) == {"productive": 50, "program code": 50}
 
 
 def test_steps_are_slow_for_other_programs_in_seconds_in_which_these_use_the_machine():

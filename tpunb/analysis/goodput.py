@@ -18,7 +18,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.analysis.barriers import aligned
 from tpunb.analysis.run import Run, loaded, phases
-from tpunb.analysis.time_line import BUSY, COMPUTING, INSIDE_STEPS, HostRun, segments
+from tpunb.analysis.time_line import BUSY, COMPUTING, DRAWN, INSIDE_STEPS, HostRun, segments
 from tpunb.errors import NoSteps, wrong_type
 from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.cache import memoised
@@ -387,13 +387,26 @@ def _ideal(stretches: pl.DataFrame, steps: pl.DataFrame) -> int | None:
 
 def _places(samples: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
     """Return GOODPUT_PLACES: a sample has the account of the stretch it is in, in steps that of what it shows."""
-    order = stretches.select("host", "start_ps", "account", "detail").sort("start_ps")
+    order = stretches.select("host", "start_ps", "account", "detail", "step").sort("start_ps")
     found = samples.sort("start_ps").join_asof(order, on="start_ps", by="host", check_sortedness=False)
-    inside = pl.col("account").is_in(COMPUTING) | (pl.col("detail") == INSIDE_STEPS).fill_null(value=False)
-    code = pl.when("code").then(pl.lit("program code")).when(account="program code").then(pl.lit("productive"))
-    in_steps = pl.when(inside).then(code.otherwise("account")).otherwise("account")
-    drawn = pl.when(inside & pl.col("loads")).then(pl.lit("data loading")).otherwise(in_steps)
-    found = found.with_columns(account=pl.when("evaluates").then(pl.lit("evaluation")).otherwise(drawn))
+    drawn = pl.col("detail").eq_missing(DRAWN)
+    inside = pl.col("account").is_in(COMPUTING) | pl.col("detail").eq_missing(INSIDE_STEPS)
+    inside |= drawn & pl.col("step").is_not_null()
+    between = (pl.col("account") == "program code") | drawn
+    shown = (
+        pl.when("evaluates")
+        .then(pl.lit("evaluation"))
+        .when((inside | between) & pl.col("loads"))
+        .then(pl.lit("data loading"))
+        .when(inside & pl.col("code"))
+        .then(pl.lit("program code"))
+        .when(inside & between)
+        .then(pl.lit("productive"))
+        .when(drawn)
+        .then(pl.lit("program code"))
+        .otherwise("account")
+    )
+    found = found.with_columns(account=shown)
     rows = found.drop_nulls("account").group_by("account", "place").agg(samples=pl.len().cast(pl.Int64))
     rows = rows.with_columns(share=pl.col("samples") / pl.col("samples").sum().over("account"))
     rows = rows.sort("samples", "account", "place", descending=[True, False, False])

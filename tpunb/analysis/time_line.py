@@ -1,12 +1,13 @@
-"""Split the wall time of one host into stretches of one account each, without gaps or overlaps.
+"""The time line of a run: each moment of a host belongs to one stretch of one account, without gaps or overlaps.
 
-A stretch of time belongs to what began last: a callback to itself and not to the step it runs in, an evaluation that a
-callback starts to the evaluation. What is left of a step is its exclusive time.
+Of what is nested, what began last owns the time: a callback its own and not that of the step it runs in, an evaluation
+that a callback starts its own. What is left of a step is its exclusive time, which is split by what is known of the
+step, and then by what samples show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -18,46 +19,64 @@ from tpunb.frames.exclusive_time import clock_measures_input, covered, deviates,
 from tpunb.frames.op_matrix import Ints, factorize
 from tpunb.schema import PEERS
 
-_OUTER, _INNER = ["fit", "other"], ["tuning", "resuming"]  # of spans that begin together
-_BESIDE = ["profiler", "garbage collection"]  # beside the training, or within a step
 _GC = "garbage collection"  # a reason of step time deviation
 EACH = "first run in each step"  # of what each step traces anew: code of the program may be a part of it
-_PARTS = (
-    *("data loading", "productive", "program startup", EACH, PEERS),
-    *("profiler", _GC, "step time deviation", "callbacks"),
-)
-"""What the exclusive time of a step is split into, in this order."""
 SHORT = "calls under 1 ms"
-_DATA = "tracing Dataset_"  # begins what TensorFlow does to make an iterator
 REDUCTION = "reduction of a window"  # work of the profiler beside the training
 BOUNDARY = "begin or end of a window"
-_HOLDING = [BOUNDARY, "begin of the capture"]  # what the profiler does in the thread that trains
-_SLOWED = 5  # steps beside the profiler that show how much it slows them down
-_GENERATOR = "a generator of the program"
 INSIDE_STEPS = "inside steps"
+DRAWN = "a generator of the program"
 OTHERS = "other programs"  # a reason of step time deviation
 ALONE = "lines that other steps do not run"  # another
+IDLE = "device idle"
+COMPUTING = ("step time deviation", IDLE, "productive")  # what samples in steps divide
+
+_RANKS = {"fit": 0, "other": 0, "tuning": 2, "resuming": 2}
+"""Rank of a span, that of steps is 1: a higher one owns the time, of equals the one that began last."""
+_BESIDE = ["profiler", _GC]  # spans that are beside the training, or within a step
+_HOLDING = [BOUNDARY, "begin of the capture"]  # what the profiler does in the thread that trains
+_DATA = "tracing Dataset_"  # begins what TensorFlow does to make an iterator
+_INSIDE = ["fit", "evaluation", "program code"]  # where a stall may be time of a step itself
+
+_PARTS = {
+    "wait": ("data loading", None, False),
+    "usual": ("productive", None, False),
+    "startup": ("program startup", "first run of what was traced", True),
+    "each": ("program startup", EACH, True),
+    "peers": (PEERS, None, False),
+    "profiler": ("profiler", None, True),
+    "garbage": ("step time deviation", _GC, False),
+    "deviation": ("step time deviation", None, False),
+    "calls": ("callbacks", SHORT, False),
+}
+"""What the exclusive time of a step is split into, in this order: account, detail, and whether it is estimated."""
+
+SHOWN = (
+    ("evaluates", "evaluation", None),
+    ("loads", "data loading", DRAWN),
+    ("code", "program code", INSIDE_STEPS),
+)
+"""What a sample shows, by the first of these columns of SAMPLES that is true: account and detail."""
+
+_SLOWED = 5  # steps beside the profiler that show how much it slows them down
 _FEWEST_ALONE, _RARE = 5, 0.1  # samples of a place in slow steps; the share of them that others may have in their time
 _ALONE = 0.25  # share of the samples of a slow step
 _LOADED_PS = 5 * 10**12  # after the begin of a second of load, at most, of which there may be no record
 _HARDLY = 0.1  # share of samples
 BUSY = 0.25  # share of the processors that other programs use on a busy machine
-IDLE = "device idle"
-COMPUTING = ("step time deviation", IDLE, "productive")  # what samples in steps divide
 _FEWEST_SAMPLES = 10  # of which a share is right within about 0.3
 _PLACES, _FEWEST_OF_PLACE = 10, 5  # within steps, by which samples are weighed, and samples of each
 _AROUND = 4  # steps before and after one
 _SLOWEST = 0.95  # share of the steps than which a first one is slower that makes what later ones need
-FEWEST_TRACED = 3  # steps of a phase whose work on devices is that of its others
-_INSIDE = ["fit", "evaluation", "program code"]  # where a stall may be time of a step itself
+FEWEST_TRACED = 3  # steps whose work on devices is that of those like them
 
 
 class HostRun(NamedTuple):
     """What is known of one host.
 
     `steps` has the columns of STEPS and ``alike``, the number of the steps that one is compared with, -1 for outliers;
-    the other frames those of their schemas. `clocked`
-    says whether the clock of the host recorded steps, `complete` whether it recorded spans.
+    the other frames those of their schemas. `clocked` says whether the clock of the host recorded steps, `complete`
+    whether it recorded spans.
     """
 
     steps: pl.DataFrame
@@ -78,7 +97,7 @@ class HostRun(NamedTuple):
 
 
 class _Cells(NamedTuple):
-    """Cells of time: start, width, index of the step around it, of its span, -1 for none, and its owner."""
+    """Cells of time: start, width, index of the step around it, of its span, -1 for none, and whether each owns it."""
 
     start: Ints
     width: Ints
@@ -95,28 +114,22 @@ def segments(run: HostRun) -> pl.DataFrame:
     span or gap that it is a part of) and ``source``.
     """
     start, end = _disjoint(run.steps, run.start_ps, run.end_ps)
-    spans = _sorted_spans(run)
-    cells = _cells(run, start, end, spans)
-    exclusive = np.zeros(len(start), np.int64)
-    np.add.at(exclusive, cells.step[cells.of_step], cells.width[cells.of_step])
-    parts = _parts(run, start, end, exclusive, spans, cells)
-    pieces = pl.concat(
-        [
-            _step_pieces(run, cells, exclusive, parts),
-            _span_pieces(run, cells, spans),
-            _gaps(run, cells, start, end, spans),
-        ]
-    ).sort("start_ps")
-    placed = _placed(run.samples, pieces)
-    others = placed.filter(~pl.col("evaluates").fill_null(value=False))  # what an evaluation reads is its own
-    pieces = _between_steps(pieces, placed, "evaluates", "evaluation")
-    pieces = _between_steps(pieces, others, "loads", "data loading", _GENERATOR)
-    pieces = _in_steps(pieces, placed, "evaluates", "evaluation")
-    pieces = _in_steps(pieces, others, "loads", "data loading", _GENERATOR)
-    pieces, phases = _by_device(pieces, run)
-    others = others.filter(~pl.col("loads").fill_null(value=False))
-    pieces = _in_steps(pieces, others, "code", "program code", INSIDE_STEPS, phases)
-    return _slow_steps(pieces, run)
+    spans = _owning_spans(run)
+    cells = _sweep(run, start, end, spans)
+    owned = [
+        _of_steps(run, cells, start, end, spans),
+        _of_spans(run, cells, spans),
+        _gaps(run, cells, start, end, spans),
+    ]
+    steps = run.steps.select("step", "alike").with_row_index("index").with_columns(pl.col("index").cast(pl.Int64))
+    pieces = pl.concat(owned, how="diagonal").join(steps, on="index", how="left", maintain_order="left")
+    apart = pl.col("account").is_in(["evaluation", "tuning", "resuming"]) | pl.col("fits").fill_null(value=False)
+    within = pl.when(~(apart & (pl.col("unit") >= run.steps.height))).then("alike")
+    pieces = pieces.with_columns(alike=within).select(_COLUMNS).sort("start_ps")
+    return _named_deviations(_divided(pieces, run), run)
+
+
+_COLUMNS = ["start_ps", "dur_ps", "account", "detail", "step", "alike", "unit", "source"]
 
 
 def _disjoint(steps: pl.DataFrame, low: int, high: int) -> tuple[Ints, Ints]:
@@ -128,40 +141,35 @@ def _disjoint(steps: pl.DataFrame, low: int, high: int) -> tuple[Ints, Ints]:
     return start, np.maximum(end, start)
 
 
-def _sorted_spans(run: HostRun) -> pl.DataFrame:
-    """Return the spans within the run in the order in which later ones win."""
-    low, high = run.start_ps, run.end_ps
+def _owning_spans(run: HostRun) -> pl.DataFrame:
+    """Return the spans that own time, in the order in which later ones win."""
     beside = pl.col("account").is_in(_BESIDE) & ~pl.col("detail").is_in(_HOLDING).fill_null(value=False)
     predicts = pl.lit(_trains(run)) & (pl.col("account") == "fit") & pl.col("detail").eq_missing("predict")
-    account = pl.when(predicts).then(pl.lit("evaluation")).otherwise("account")
     if run.peers_ps is not None:  # the waits of steps are known against the other ranks
         begins = run.spans["start_ps"].to_numpy().astype(np.int64)
-        steps = run.steps.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
-        beside |= pl.lit(pl.Series(covered(steps, begins, begins + 1) > 0)) & (pl.col("account") == PEERS)
+        in_steps = covered(_until(run.steps), begins, begins + 1) > 0
+        beside |= pl.lit(pl.Series(in_steps)) & (pl.col("account") == PEERS)
     spans = (
         run.spans.filter(~beside)
-        .with_columns(account=account)
         .with_columns(
-            start_ps=pl.col("start_ps").clip(low, high),
-            end_ps=(pl.col("start_ps") + pl.col("dur_ps")).clip(low, high),
-            rank=pl.when(pl.col("account").is_in(_OUTER))
-            .then(0)
-            .when(pl.col("account").is_in(_INNER))
-            .then(2)
-            .otherwise(1),
+            account=pl.when(predicts).then(pl.lit("evaluation")).otherwise("account"),
+            start_ps=pl.col("start_ps").clip(run.start_ps, run.end_ps),
+            end_ps=(pl.col("start_ps") + pl.col("dur_ps")).clip(run.start_ps, run.end_ps),
         )
+        .filter(pl.col("end_ps") > pl.col("start_ps"))
+        .sort("start_ps")
     )
-    spans = spans.filter(pl.col("end_ps") > pl.col("start_ps"))
-    evaluations = spans.filter(account="evaluation").sort("start_ps")
-    evaluations = evaluations.select("start_ps", until_ps=pl.col("end_ps").cum_max())
-    within = pl.col("end_ps") <= pl.col("until_ps").fill_null(low)
+    evaluations = spans.filter(account="evaluation").select("start_ps", until_ps=pl.col("end_ps").cum_max())
     data = (pl.col("account") == "data loading") | pl.col("detail").str.starts_with(_DATA).fill_null(value=False)
-    account = pl.when(within & data).then(pl.lit("evaluation")).otherwise("account")  # its data, too
-    spans = spans.sort("start_ps").join_asof(evaluations, on="start_ps").with_columns(account=account)
+    of_evaluation = data & (pl.col("end_ps") <= pl.col("until_ps").fill_null(run.start_ps))
+    rank = pl.col("account").replace_strict(_RANKS, default=1, return_dtype=pl.Int64)
+    spans = spans.join_asof(evaluations, on="start_ps").with_columns(rank=rank)
+    spans = spans.with_columns(account=pl.when(of_evaluation).then(pl.lit("evaluation")).otherwise("account"))
     return spans.sort("rank", "start_ps", "end_ps", descending=[False, False, True])
 
 
-def _cells(run: HostRun, start: Ints, end: Ints, spans: pl.DataFrame) -> _Cells:
+def _sweep(run: HostRun, start: Ints, end: Ints, spans: pl.DataFrame) -> _Cells:
+    """Return the time between any two bounds of steps and spans, and what owns it."""
     begins, ends, rank = (spans[name].to_numpy().astype(np.int64) for name in ("start_ps", "end_ps", "rank"))
     bounds = np.unique(np.concatenate([[run.start_ps, run.end_ps], start, end, begins, ends]))
     at, width = bounds[:-1], np.diff(bounds)
@@ -172,58 +180,101 @@ def _cells(run: HostRun, start: Ints, end: Ints, spans: pl.DataFrame) -> _Cells:
     low, high = np.searchsorted(bounds, begins), np.searchsorted(bounds, ends)
     for number in range(len(begins)):
         span[low[number] : high[number]] = number
-    in_step, in_span = step >= 0, span >= 0
-    of_span = in_span & ~in_step
-    both = in_step & in_span
-    later = (begins[span[both]] >= start[step[both]]) & (rank[span[both]] > 0)
-    of_span[both] = later | (rank[span[both]] == 2)
+    in_step, of_span = step >= 0, span >= 0
+    both = in_step & of_span
+    of_span[both] = rank[span[both]] + (begins[span[both]] >= start[step[both]]) > 1
     return _Cells(at, width, step, span, in_step & ~of_span, of_span)
 
 
-def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.DataFrame, cells: _Cells) -> Ints:
-    """Return how the exclusive time of each step is split: (steps, parts), whose rows add up to `exclusive`."""
-    steps, left = run.steps, exclusive.copy()
-    waits = np.minimum(steps.select(input_wait()).to_series().to_numpy().astype(np.int64), left)
-    slowed = _slowed(run, start, end, waits)
-    waits -= slowed
-    left -= waits + slowed
-    peers = np.minimum(np.zeros(len(left), np.int64) if run.peers_ps is None else run.peers_ps, left)
-    left -= peers
-    calls = steps["callbacks_ps"].fill_null(0).to_numpy().astype(np.int64).copy()
-    called = spans.filter(account="callbacks")
-    within = np.searchsorted(start, called["start_ps"].to_numpy(), side="right") - 1
-    np.subtract.at(calls, within[within >= 0], (called["end_ps"] - called["start_ps"]).to_numpy()[within >= 0])
-    calls = np.minimum(calls.clip(0), left)
-    left -= calls
-    garbage = np.zeros(len(exclusive), np.int64)
-    at, width = cells.start[cells.of_step], cells.width[cells.of_step]
-    np.add.at(garbage, cells.step[cells.of_step], covered(_intervals(run, _GC), at, at + width))
-    garbage = np.minimum(garbage, left)
-    left -= garbage
-    kind = factorize(steps["kind"].fill_null("").rank("dense").to_numpy().astype(np.int64))[1]
-    medians = phase_medians(left, steps["alike"].fill_null(-1).to_numpy(), kind)
-    excess = np.maximum(left - medians, 0)
+def _of_steps(run: HostRun, cells: _Cells, start: Ints, end: Ints, spans: pl.DataFrame) -> pl.DataFrame:
+    """Return the exclusive time of the steps: both cells and parts are cut where the other ends."""
+    at, width, step = (column[cells.of_step] for column in (cells.start, cells.width, cells.step))
+    cell_ends, part_ends = np.cumsum(width), np.cumsum(_parts(run, start, end, spans, cells).reshape(-1))
+    ends = np.unique(np.concatenate([cell_ends, part_ends]))
+    ends = ends[ends > 0]
+    cell, part = np.searchsorted(cell_ends, ends), np.searchsorted(part_ends, ends)
+    dur = np.diff(ends, prepend=0)
+    begin = at[cell] + (ends - dur - (cell_ends[cell] - width[cell])) if len(ends) else ends
+    pieces = _frame(begin, dur, step[cell] if len(ends) else part).with_columns(
+        pl.col("index").alias("unit"), part=pl.Series(part % len(_PARTS), dtype=pl.Int64)
+    )
+    kinds = [(number, *kind) for number, kind in enumerate(_PARTS.values())]
+    table = pl.DataFrame(
+        kinds, {"part": pl.Int64, "account": pl.String, "detail": pl.String, "guess": pl.Boolean}, orient="row"
+    )
+    own = run.stalls.filter(pl.col("kind").is_null() | pl.col("kind").is_in(_INSIDE))
+    facts = run.steps.select(
+        has_input=pl.col("input_ps").is_not_null(),
+        by_clock=clock_measures_input(),
+        evaluates=_evaluates(run),
+        reason=stall_places(run.steps, own),
+        wait_place=stall_places(run.steps, run.stalls.filter(kind="data loading")),
+    ).with_row_index("index")
+    account, loads = pl.col("account"), pl.col("account") == "data loading"
+    of_evaluation = pl.col("evaluates") & account.is_in(["productive", "data loading"])
+    wait = pl.when("evaluates").then(pl.lit("waiting for input")).otherwise("wait_place")
+    place = pl.when(loads).then(wait).when(account == "step time deviation").then("reason")
+    by_windows = pl.lit(not run.clocked) | (loads & ~pl.col("by_clock"))
+    source = pl.when(by_windows).then(pl.lit("windows")).otherwise(pl.lit("clock"))
+    guessed = pl.col("guess") | (loads & ~pl.col("has_input"))
+    return (
+        pieces.join(table, on="part", how="left", maintain_order="left")
+        .join(facts.with_columns(pl.col("index").cast(pl.Int64)), on="index", how="left", maintain_order="left")
+        .with_columns(
+            account=pl.when(of_evaluation).then(pl.lit("evaluation")).otherwise(account),
+            detail=pl.coalesce("detail", place),
+            source=pl.when(guessed).then(pl.lit("estimated")).otherwise(source),
+        )
+        .select("start_ps", "dur_ps", "index", "account", "detail", "unit", "source")
+    )
 
-    starts_up = np.zeros(len(exclusive), np.bool_)
-    is_startup = (spans["account"] == "program startup").to_numpy()
-    starts_up[cells.step[(cells.step >= 0) & cells.of_span & np.isin(cells.span, np.flatnonzero(is_startup))]] = True
+
+def _parts(run: HostRun, start: Ints, end: Ints, spans: pl.DataFrame, cells: _Cells) -> Ints:
+    """Return how the exclusive time of each step is split into `_PARTS`: (steps, parts)."""
+    at, width, step = (column[cells.of_step] for column in (cells.start, cells.width, cells.step))
+    left = np.zeros(len(start), np.int64)
+    np.add.at(left, step, width)
+    parts = dict[str, Ints]()
+
+    def take(part: str, time: Ints) -> None:
+        parts[part] = np.minimum(time.clip(0), left)
+        np.subtract(left, parts[part], out=left)
+
+    take("wait", run.steps.select(input_wait()).to_series().to_numpy().astype(np.int64))
+    take("peers", np.zeros(len(left), np.int64) if run.peers_ps is None else run.peers_ps)
+    calls = run.steps["callbacks_ps"].fill_null(0).to_numpy().astype(np.int64).copy()
+    called = spans.filter(account="callbacks")
+    around = np.searchsorted(start, called["start_ps"].to_numpy(), side="right") - 1
+    np.subtract.at(calls, around[around >= 0], (called["end_ps"] - called["start_ps"]).to_numpy()[around >= 0])
+    take("calls", calls)
+    garbage = np.zeros(len(left), np.int64)
+    np.add.at(garbage, step, covered(_until(run.spans.filter(account=_GC)), at, at + width))
+    take("garbage", garbage)
+
+    kind = factorize(run.steps["kind"].fill_null("").rank("dense").to_numpy().astype(np.int64))[1]
+    medians = phase_medians(left, run.steps["alike"].fill_null(-1).to_numpy(), kind)
+    starts_up = np.zeros(len(left), np.bool_)
+    of_startup = np.flatnonzero(spans["account"] == "program startup")
+    starts_up[cells.step[(cells.step >= 0) & cells.of_span & np.isin(cells.span, of_startup)]] = True
     slowest, unexplained = np.sort(left)[int(_SLOWEST * left.size) :][:1], _unexplained(run)
     starts_up[:1] |= run.first_compiles | (unexplained[:1] & (left[:1] > slowest))
     without, each = _without_startup(run, left, starts_up, kind, medians)
     startup = np.where(starts_up, left - without, 0).clip(0)
-    excess = (excess - startup).clip(0)
+    excess = (left - medians - startup).clip(0)
     delays, beside = _delays(run, start, end, left)
     profiler = np.minimum(excess, delays)
-    rest = np.where(deviates(left, medians), excess - profiler, 0)
+    deviation = np.where(deviates(left, medians), excess - profiler, 0)
     if run.traced_devices and left.size:
         # where the host runs ahead, what one step seems to take longer the steps around it make up for
         net = np.convolve(np.pad(left - medians - startup - profiler, _AROUND), np.ones(2 * _AROUND + 1), "valid")
-        rest = np.minimum(rest, net.clip(0).astype(np.int64))
-    slower = np.where(unexplained, np.minimum(rest, beside), 0)
-    profiler, rest = profiler + slower, rest - slower
-    usual = left - startup - profiler - rest
-    once, again = np.where(each, 0, startup), np.where(each, startup, 0)
-    return np.stack([waits, usual, once, again, peers, profiler + slowed, garbage, rest, calls], axis=1)
+        deviation = np.minimum(deviation, net.clip(0).astype(np.int64))
+    take("each", np.where(each, startup, 0))
+    take("startup", np.where(each, 0, startup))
+    slower = np.where(unexplained, np.minimum(deviation, beside), 0)
+    take("profiler", profiler + slower)
+    take("deviation", deviation - slower)
+    take("usual", left.copy())
+    return np.stack([parts[name] for name in _PARTS], axis=1)
 
 
 def _without_startup(
@@ -232,8 +283,8 @@ def _without_startup(
     """Return what steps would take that did not trace: at most the median of those of their kind that do not."""
     # if all of them trace, it is what the operations of those traced in full take, if any are: the second array is true
     usual, all_trace = medians.copy(), np.zeros(left.size, np.bool_)
-    for each in np.unique(kind[starts_up]):
-        of_kind = kind == each
+    for number in np.unique(kind[starts_up]):
+        of_kind = kind == number
         others = left[of_kind & ~starts_up]
         if not len(others) and run.read_work is not None and of_kind.sum() >= FEWEST_TRACED:
             work = run.steps.filter(pl.Series(of_kind)).join(run.read_work(), on="step")["work_ps"]
@@ -244,29 +295,12 @@ def _without_startup(
     return usual, all_trace
 
 
-def _intervals(run: HostRun, account: str) -> pl.DataFrame:
-    spans = run.spans.filter(account=account)
-    return spans.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
-
-
-def _slowed(run: HostRun, start: Ints, end: Ints, waits: Ints) -> Ints:
-    """Return how much longer each traced step waited for input since it was traced: the difference of the medians."""
-    windows = run.windows.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
-    traced = covered(windows, start, end) > 0
-    rows = run.steps.select("alike", wait=pl.Series(waits), traced=pl.Series(traced))
-    wait, at = pl.col("wait"), pl.col("traced")
-    enough = (at.sum() >= _SLOWED) & ((~at).sum() >= _SLOWED)
-    more = rows.group_by("alike").agg(
-        more=pl.when(enough).then(wait.filter(at).median() - wait.filter(~at).median()),
-        usual=wait.filter(~at).median(),
-    )
-    rows = rows.join(more, on="alike", how="left", maintain_order="left")
-    excess = pl.min_horizontal(pl.col("more").fill_null(0), wait - pl.col("usual")).clip(0)
-    return np.asarray(rows.select(pl.when(at).then(excess).otherwise(0).cast(pl.Int64)).to_series().to_numpy())
+def _until(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
 
 
 def _unexplained(run: HostRun) -> NDArray[np.bool_]:
-    """Return in which steps no stall is at a place of its own, of phases in which code of the program hardly runs."""
+    """Return in which steps no stall is at a place of its own, of those in which code of the program hardly runs."""
     steps = run.steps.select("start_ps", "dur_ps", "alike")
     times = {"waited_ps": pl.col("start_ps") + input_wait(), "end_ps": pl.col("start_ps") + pl.col("dur_ps")}
     order = run.steps.select("start_ps", "alike", **times).drop_nulls("start_ps")
@@ -283,18 +317,14 @@ def _unexplained(run: HostRun) -> NDArray[np.bool_]:
 def _delays(run: HostRun, start: Ints, end: Ints, exclusive: Ints) -> tuple[Ints, Ints]:
     """Return the most that the profiler can have held up each step, and the most if nothing else has."""
     # all of the time in which it starts and collects a window; of a step that is traced, or beside which a window is
-    # reduced, what the median one of these in its phase takes longer than the others; second, all of the time beside
-    # it if that median is longer, else half: a single step has half of a processor, at least
-    busy = _intervals(run, "profiler")
-    if busy.is_empty():
-        return np.zeros(len(start), np.int64), np.zeros(len(start), np.int64)
-    windows = run.windows.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
-    reductions = busy.filter(
-        run.spans.filter(account="profiler")["detail"].is_in([REDUCTION, "loading"]).fill_null(False)
-    )
+    # reduced, what the median one of these takes longer than others like it; second, all of the time beside it if that
+    # median is longer, else half: a single step has half of a processor, at least
+    busy, windows = run.spans.filter(account="profiler"), _until(run.windows)
+    reductions = _until(busy.filter(pl.col("detail").is_in([REDUCTION, "loading"]).fill_null(value=False)))
     tracing, reducing = covered(windows, start, end), covered(reductions, start, end)
-    collecting = covered(pl.concat([busy, windows]), start, end) - covered(pl.concat([reductions, windows]), start, end)
-    beside = np.maximum(tracing, reducing)
+    both, all_busy = pl.concat([reductions, windows]), pl.concat([_until(busy), windows])
+    collecting = np.where(busy.is_empty(), 0, covered(all_busy, start, end) - covered(both, start, end))
+    beside = np.where(busy.is_empty(), 0, np.maximum(tracing, reducing))
     how = np.where(beside == 0, 0, np.where(reducing > tracing, 2, 1))
     frame = run.steps.select("alike", exclusive=pl.Series(exclusive, dtype=pl.Int64), how=pl.Series(how))
     median = pl.col("exclusive").median()
@@ -304,94 +334,21 @@ def _delays(run: HostRun, start: Ints, end: Ints, exclusive: Ints) -> tuple[Ints
     medians = slowed.join(free, on="alike").select("alike", "how", more=pl.col("exclusive") - pl.col("free"))
     more = frame.join(medians, on=["alike", "how"], how="left", maintain_order="left")["more"].fill_null(0).clip(0)
     outlier = frame["alike"].fill_null(-1) < 0
-    more = pl.select(pl.when(outlier).then(more.max()).otherwise(more)).to_series()
-    longer = more.cast(pl.Int64).to_numpy()
+    longer = pl.select(pl.when(outlier).then(more.max()).otherwise(more).cast(pl.Int64)).to_series().to_numpy()
     return np.asarray(collecting + np.minimum(longer, beside), dtype=np.int64), np.where(longer, beside, beside // 2)
 
 
-def _step_pieces(run: HostRun, cells: _Cells, exclusive: Ints, parts: Ints) -> pl.DataFrame:
-    """Return the exclusive time of the steps: both the cells and the parts are cut where the other ends."""
-    at, width, step = cells.start[cells.of_step], cells.width[cells.of_step], cells.step[cells.of_step]
-    cell_ends, part_ends = np.cumsum(width), np.cumsum(parts.reshape(-1))
-    ends = np.unique(np.concatenate([cell_ends, part_ends]))
-    ends = ends[ends > 0]
-    pieces = np.diff(ends, prepend=0)
-    cell = np.searchsorted(cell_ends, ends)
-    part = np.searchsorted(part_ends, ends)
-    begin = at[cell] + (ends - pieces - (cell_ends[cell] - width[cell])) if len(ends) else ends
-    which, of = part % len(_PARTS), step[cell] if len(ends) else part
-    return (
-        _frame(run, begin, pieces, of)
-        .with_columns(account=pl.Series(np.array(_PARTS)[which]), unit=pl.Series(of, dtype=pl.Int64))
-        .pipe(_explained, run)
-    )
-
-
-def _explained(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
-    """Name evaluation, and the reason of deviations and the source of each piece."""
-    steps = run.steps.with_row_index("unit").select(
-        pl.col("unit").cast(pl.Int64),
-        "kind",
-        "start_ps",
-        "dur_ps",
-        has_input=pl.col("input_ps").is_not_null(),
-        by_clock=clock_measures_input(),
-    )
-    inside = run.stalls.filter(pl.col("kind").is_null() | pl.col("kind").is_in(_INSIDE))
-    waits = run.stalls.filter(kind="data loading")
-    reasons = steps.select("unit", reason=stall_places(steps, inside), wait_place=stall_places(steps, waits))
-    account = pl.col("account")
-    evaluates = _evaluates(run)
-    estimated = account.is_in(["program startup", EACH, "profiler"]) | (
-        (account == "data loading") & ~pl.col("has_input")
-    )
-    windows = pl.lit(not run.clocked) | ((account == "data loading") & ~pl.col("by_clock"))
-    return (
-        pieces.drop("detail", "source")
-        .join(steps.drop("start_ps", "dur_ps"), on="unit", how="left", maintain_order="left")
-        .join(reasons, on="unit", how="left", maintain_order="left")
-        .with_columns(
-            account=pl.when(account.is_in(["productive", "data loading"]) & evaluates)
-            .then(pl.lit("evaluation"))
-            .when(account == _GC)
-            .then(pl.lit("step time deviation"))
-            .when(account == EACH)
-            .then(pl.lit("program startup"))
-            .otherwise(account),
-            detail=pl.when(account.is_in([_GC, EACH]))
-            .then(account)
-            .when(account == "step time deviation")
-            .then("reason")
-            .when(account == "callbacks")
-            .then(pl.lit(SHORT))
-            .when((account == "data loading") & evaluates)
-            .then(pl.lit("waiting for input"))
-            .when(account == "data loading")
-            .then("wait_place")
-            .when(account == "program startup")
-            .then(pl.lit("first run of what was traced")),
-            source=pl.when(estimated)
-            .then(pl.lit("estimated"))
-            .when(windows)
-            .then(pl.lit("windows"))
-            .otherwise(pl.lit("clock")),
-        )
-        .select(_COLUMNS)
-    )
-
-
-def _span_pieces(run: HostRun, cells: _Cells, spans: pl.DataFrame) -> pl.DataFrame:
+def _of_spans(run: HostRun, cells: _Cells, spans: pl.DataFrame) -> pl.DataFrame:
+    """Return the time of spans; that of a method of Keras around its steps prepares them."""
     of = cells.of_span
     chosen = spans[cells.span[of]]
-    # the time of a method of Keras around its steps prepares them
-    is_account = chosen["account"].is_in([*schema.ACCOUNTS])
-    return _frame(run, cells.start[of], cells.width[of], cells.step[of]).with_columns(
-        account=pl.when(is_account).then(chosen["account"]).otherwise(pl.lit("preparation")),
+    fits = ~chosen["account"].is_in([*schema.ACCOUNTS])
+    return _frame(cells.start[of], cells.width[of], cells.step[of]).with_columns(
+        account=pl.when(fits).then(pl.lit("preparation")).otherwise(chosen["account"]),
         detail=chosen["detail"],
-        alike=pl.when(chosen["account"].is_in(["evaluation", "tuning", "resuming", "fit"]))
-        .then(pl.lit(None, pl.Int64))
-        .otherwise("alike"),
         unit=pl.Series(cells.span[of], dtype=pl.Int64) + run.steps.height,
+        source=pl.lit("clock" if run.clocked else "windows"),
+        fits=fits,
     )
 
 
@@ -409,21 +366,41 @@ def _gaps(run: HostRun, cells: _Cells, start: Ints, end: Ints, spans: pl.DataFra
     else:
         outer = (before < 0) | (after >= len(start))
         account = np.where(outer & run.clocked & (len(start) > 0), "preparation", "other")
-    unit = run.steps.height + spans.height + after
-    return _frame(run, at, cells.width[gap], np.full(len(at), -1)).with_columns(
-        account=pl.Series(account, dtype=pl.String), unit=pl.Series(unit, dtype=pl.Int64)
+    return _frame(at, cells.width[gap], np.full(len(at), -1)).with_columns(
+        account=pl.Series(account, dtype=pl.String),
+        unit=pl.Series(run.steps.height + spans.height + after, dtype=pl.Int64),
+        source=pl.lit("clock" if run.clocked else "windows"),
     )
 
 
-def _divided() -> pl.Expr:
+def _frame(start: Ints, width: Ints, step: Ints) -> pl.DataFrame:
+    """Return pieces of the steps of these indices, -1 for none."""
+    columns = dict.fromkeys(["start_ps", "dur_ps", "index"], pl.Int64)
+    return pl.DataFrame({"start_ps": start, "dur_ps": width, "index": step}, schema=columns)
+
+
+def _divisible() -> pl.Expr:
     """Return which pieces of steps are divided by samples."""
     computes = pl.col("account").is_in(COMPUTING) & ~pl.col("detail").eq_missing(_GC)
     return computes | pl.col("detail").eq_missing(EACH)
 
 
+def _divided(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
+    """Return the pieces divided by what samples in them show, and traced devices."""
+    samples, traced = _placed(run.samples, pieces), list[int]()
+    for flag, account, detail in SHOWN:
+        if account == "program code":
+            pieces, traced = _by_device(pieces, run)
+        else:
+            pieces = _between_steps(pieces, samples, flag, account, detail)
+        pieces = _in_steps(pieces, samples, flag, account, detail, traced)
+        samples = samples.filter(~pl.col(flag).fill_null(value=False))
+    return pieces
+
+
 def _placed(samples: pl.DataFrame, pieces: pl.DataFrame) -> pl.DataFrame:
-    """Return samples with their piece's phase, whether it is in a step, and `stands_ps`: the time they stand for."""
-    inside, dur_ps = _divided(), pl.col("dur_ps")
+    """Return samples with the `alike` of their step, whether they are in one, and the time that they stand for."""
+    inside, dur_ps = _divisible(), pl.col("dur_ps")
     since_ps = pl.when(inside).then(dur_ps).otherwise(0).cum_sum().over("unit") - dur_ps
     between = pl.col("account") == "program code"
     order = pieces.select("start_ps", "alike", since_ps=since_ps, at_ps="start_ps", between=between, inside=inside)
@@ -449,7 +426,7 @@ def _time_of_samples(since_ps: Ints, lengths: Ints) -> NDArray[np.float64]:
 
 
 def _between_steps(
-    pieces: pl.DataFrame, samples: pl.DataFrame, flag: str, account: str, detail: str | None = None
+    pieces: pl.DataFrame, samples: pl.DataFrame, flag: str, account: str, detail: str | None
 ) -> pl.DataFrame:
     """Split off time between steps, by the share of samples there that have a flag."""
     between = pl.col("account") == "program code"
@@ -462,8 +439,8 @@ def _between_steps(
 
 
 def _by_device(pieces: pl.DataFrame, run: HostRun) -> tuple[pl.DataFrame, list[int]]:
-    """Split off the time in steps in which the devices were idle, and return the phases where that is known."""
-    # the work of a step on devices is that of the steps of its phase traced in full, which may themselves last longer,
+    """Split off the time in steps in which devices idle, and return the `alike` of steps where that is known."""
+    # the work of a step on devices is that of those like it traced in full, which may themselves last longer,
     # or be shorter than others where the host runs ahead: no larger share of time is idle than in them
     if not run.traced_devices:
         return pieces, []
@@ -487,11 +464,11 @@ def _in_steps(
     samples: pl.DataFrame,
     flag: str,
     account: str,
-    detail: str | None = None,
-    traced: Sequence[int] = (),
+    detail: str | None,
+    traced: list[int],
 ) -> pl.DataFrame:
-    """Split off time in steps, by the share of the samples in the steps of each phase that have a flag."""
-    # a step is longer for it: that is in its deviation and, in `traced` phases, in the time in which devices idle
+    """Split off time in steps, by the share of the samples in steps like these that have a flag."""
+    # a step is longer for it: that is in its deviation and, in `traced` ones, in the time in which devices idle
     flagged = (pl.col(flag).fill_null(value=False) * pl.col("stands_ps")).sum() / pl.col("stands_ps").sum()
     shares = samples.filter("inside").group_by("alike").agg(n=pl.len(), flagged=flagged.fill_nan(0.0))
     shares = shares.filter(pl.col("n") >= _FEWEST_SAMPLES, pl.col("flagged") > 0).select("alike", "flagged")
@@ -500,7 +477,7 @@ def _in_steps(
     dur_ps, more = pl.col("dur_ps"), pl.col("account").is_in(["step time deviation", IDLE])
     spare = more | pl.col("detail").eq_missing(EACH)
     parts = pieces.join(shares, on="alike", how="left", maintain_order="left")
-    mine = _divided() & pl.col("flagged").is_not_null()
+    mine = _divisible() & pl.col("flagged").is_not_null()
     flagged_ps = (pl.col("flagged") * dur_ps.filter(mine).sum()).over("alike")
     spare_ps = dur_ps.filter(mine & spare).sum().over("alike")
     rest_ps = dur_ps.filter(mine & ~spare).sum().over("alike")
@@ -519,32 +496,19 @@ def _trains(run: HostRun) -> bool:
     return bool((run.steps["kind"] == "train").any())
 
 
-def _slow_steps(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
-    """Return the pieces with deviations at places of the program's code as such, others on a busy machine named."""
-    # what an evaluation takes is its own: its functions and data may differ from step to step
-    deviation = pl.col("account") == "step time deviation"
-    places = run.samples.group_by(detail="place").agg(of_code=pl.col("code").mean() > 0.5).drop_nulls()
+def _named_deviations(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
+    """Name other programs and lines as reasons of slow steps; what evaluations deviate for is theirs."""
+    # functions and data of an evaluation may differ from step to step
     load = run.load.select("start_ps", others=pl.col("machine_cpu") - pl.col("cpu") > BUSY).sort("start_ps")
-    pieces = pieces.join(places, on="detail", how="left", maintain_order="left").sort("start_ps")
     pieces = pieces.join_asof(load, on="start_ps", tolerance=_LOADED_PS, check_sortedness=False)
-    of_code = deviation & pl.col("of_code").fill_null(value=False)
-    evaluation = run.steps.filter(_evaluates(run))["step"].implode()
-    evaluates = deviation & pl.col("step").is_in(evaluation) & pl.col("detail").is_null()
-    others = deviation & pl.col("others").fill_null(value=False) & pl.col("detail").ne_missing(_GC)
-    alone = deviation & pl.col("detail").ne_missing(_GC) & pl.col("unit").is_in(_alone(pieces, run.samples).implode())
+    deviation = (pl.col("account") == "step time deviation") & pl.col("detail").ne_missing(_GC)
+    evaluates = pl.col("step").is_in(run.steps.filter(_evaluates(run))["step"].implode()) & pl.col("detail").is_null()
+    alone = pl.col("unit").is_in(_alone(pieces, run.samples).implode())
+    named = pl.when(pl.col("others").fill_null(value=False)).then(pl.lit(OTHERS)).otherwise("detail")
+    reason = pl.when(alone).then(pl.coalesce("detail", pl.lit(ALONE))).otherwise(named)
     return pieces.with_columns(
-        account=pl.when(of_code)
-        .then(pl.lit("program code"))
-        .when(evaluates)
-        .then(pl.lit("evaluation"))
-        .otherwise("account"),
-        detail=pl.when(of_code)
-        .then(pl.lit(INSIDE_STEPS))
-        .when(alone & ~evaluates)
-        .then(pl.coalesce("detail", pl.lit(ALONE)))
-        .when(others & ~evaluates)
-        .then(pl.lit(OTHERS))
-        .otherwise("detail"),
+        account=pl.when(deviation & evaluates).then(pl.lit("evaluation")).otherwise("account"),
+        detail=pl.when(deviation & ~evaluates).then(reason).otherwise("detail"),
     ).select(_COLUMNS)
 
 
@@ -572,25 +536,3 @@ def _moved(pieces: pl.DataFrame, account: str, detail: str | None = None) -> pl.
         source=pl.lit("estimated"),
     )
     return pl.concat([each.filter(pl.col("dur_ps") > 0).select(_COLUMNS) for each in (kept, moved)]).sort("start_ps")
-
-
-_COLUMNS = ["start_ps", "dur_ps", "account", "detail", "step", "alike", "unit", "source"]
-
-
-def _frame(run: HostRun, start: Ints, width: Ints, step: Ints) -> pl.DataFrame:
-    """Return pieces of the steps of these indices, -1 for none, without account and unit."""
-    named = run.steps.select("step", "alike").with_row_index("index").with_columns(pl.col("index").cast(pl.Int64))
-    pieces = pl.DataFrame(
-        {"start_ps": start, "dur_ps": width, "index": step},
-        schema=dict.fromkeys(["start_ps", "dur_ps", "index"], pl.Int64),
-    )
-    return (
-        pieces.join(named, on="index", how="left", maintain_order="left")
-        .with_columns(
-            account=pl.lit(None, pl.String),
-            detail=pl.lit(None, pl.String),
-            unit=pl.lit(None, pl.Int64),
-            source=pl.lit("clock" if run.clocked else "windows"),
-        )
-        .select(_COLUMNS)
-    )
