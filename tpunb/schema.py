@@ -638,13 +638,13 @@ ACCOUNTS = {
     for account in (  # colours of Okabe and Ito, 2008, and twelve more, which colour-blind readers too can distinguish
         Account(
             *("productive", "#009E73", "Productive training", "productive"),
-            "exclusive time of each step; of one that takes over 1.5 times the median of its phase, up to that median; "
+            "exclusive time of each step; of one that takes over 1.5 times the median of comparable steps, up to that median; "
             "as far as its devices compute, where these are traced (accelerators, XLA on a CPU)",
             clocked=False,
         ),
         Account(
             *("device idle", "#87e1f0", "Waits of the device for the host", "idle"),
-            "exclusive time of steps in which traced devices idle, by the steps of their phase traced in full",
+            "exclusive time of steps in which traced devices idle, by comparable ones traced in full",
             phrase="of an idle device",
             clocked=False,
         ),

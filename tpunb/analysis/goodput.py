@@ -183,12 +183,12 @@ def goodput(run: Run) -> Goodput:
     """Account for the wall time of a run: productive steps, and everything else by cause.
 
     Every picosecond of a host is in one account of ``tpunb.schema.ACCOUNTS``. The *exclusive time* of a step is its
-    duration without input wait, callbacks, checkpoints and the like. It is productive; but what is beyond the median of
-    its phase is the profiler's as far as that was busy, program startup if the step traced or compiled, and, if the
+    duration without input wait, callbacks, checkpoints and so on. It is productive; but what is beyond the median of
+    comparable steps is the profiler's as far as that was busy, program startup if the step traced or compiled, and, if the
     step takes over 1.5 times that median, step time deviation (of which code of the program, and seconds in which other
     programs used a quarter of the processors, are known). Of what is left, the time of traced devices is productive,
-    and samples in code of the program divide the rest. Input wait
-    of steps that no clock measured is the mean of their phase.
+    and samples divide the rest. Input wait of steps that no clock measured is the mean of their kind. Comparable steps
+    are those of one phase by the default method, whatever the phases of `run`.
 
     Parameters
     ----------
