@@ -39,13 +39,13 @@ def tools(folder):
     return RunTools(str(folder))
 
 
-def answer(tools, name, **arguments):
+def answer(tools, name, /, **arguments):
     texts, failed = tools.call(name, arguments)
     assert not failed, texts
     return json.loads(texts[0])
 
 
-def refusal(tools, name, **arguments):
+def refusal(tools, name, /, **arguments):
     texts, failed = tools.call(name, arguments)
     assert failed
     (text,) = texts
@@ -68,6 +68,13 @@ def test_runs_are_listed_with_what_is_wrong(tools, folder):
     }
     assert rows["damaged"]["problem"].startswith("damaged/run.json: not a run's run.json")
     assert len(answer(tools, "list_runs", limit=1)["runs"]["rows"]) == 1
+
+
+def test_a_cause_is_explained_by_its_id(tools):
+    found = answer(tools, "cause", name="T104")
+    assert found["name"] == "restarted workers"
+    assert found["remedies"][0]["code"] == "DataLoader(..., persistent_workers=True)"
+    assert "id or the name of a cause" in refusal(tools, "cause", name="T999")
 
 
 def test_a_report_and_its_evidence_are_those_of_the_package(tools, folder):

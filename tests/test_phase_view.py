@@ -153,10 +153,18 @@ def test_savings_are_seconds_of_the_run_time_from_one_percent_on():
     phases = tp.phases(steps)
     shown = advice_of(
         phases,
-        (None, "imports", 1_234 * 10**9, 0.1, "The run could save up to 1.2 s of 10.0 s wall time. It waits.", "go"),
-        (0, "input", 10**11, 0.5, "train could save up to 100 ms of 9 ms step time. It waits.", "go"),
-        (0, "idle", 10**11 - 1, 0.5, "train could save up to 100 ms of 9 ms step time. It idles.", "go"),
-        (1, "unseen", None, None, "train (slower): No step of it was traced in full.", "go"),
+        (
+            None,
+            "T206",
+            "imports",
+            1_234 * 10**9,
+            0.1,
+            "The run could save up to 1.2 s of 10.0 s wall time. It waits.",
+            "go",
+        ),
+        (0, "T105", "input", 10**11, 0.5, "train could save up to 100 ms of 9 ms step time. It waits.", "go"),
+        (0, "T501", "idle", 10**11 - 1, 0.5, "train could save up to 100 ms of 9 ms step time. It idles.", "go"),
+        (1, "T307", "unseen", None, None, "train (slower): No step of it was traced in full.", "go"),
     )
     assert shown == [
         "It waits. Try: go. Saves up to 1.2 s of 10.0 s run time.",
@@ -166,10 +174,19 @@ def test_savings_are_seconds_of_the_run_time_from_one_percent_on():
 
 
 def test_code_of_an_action_is_below_it_to_paste():
-    row = (None, "slow input", 10**9, 0.1, "The run could save up to 1 ms of 9 ms wall time. It waits.", None, None)
+    row = (
+        None,
+        "T101",
+        "slow input",
+        10**9,
+        0.1,
+        "The run could save up to 1 ms of 9 ms wall time. It waits.",
+        None,
+        None,
+    )
     phases = tp.phases(toy_steps("aaabbb"))
     action = "prefetch: `data = data.prefetch(2)`, `x<1`"
-    (text,) = advice_of(phases, (*row[:5], action))
+    (text,) = advice_of(phases, (*row[:6], action))
     assert text.split("\n") == [
         "It waits. Try: prefetch: data = data.prefetch(2), x<1. Saves up to 0.001 s of 9 ms step time.",
         "data = data.prefetch(2)",

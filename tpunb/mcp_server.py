@@ -23,7 +23,7 @@ from typing import Any
 
 import polars as pl
 
-from tpunb.analysis import history
+from tpunb.analysis import causes, history
 from tpunb.analysis.compare import compare
 from tpunb.analysis.report import report
 from tpunb.analysis.roofline import roofline
@@ -60,7 +60,7 @@ _PARAMETERS = {
     "operation": "Name of an operation, as operations returns it.",
     "id": "Name of the evidence, as a figure of the report has it: accounts, phases, operations, actions and others.",
 }
-_TOOLS = ("list_runs", "report", "phases", "operations", "compare", "roofline", "source_line", "evidence")
+_TOOLS = ("list_runs", "report", "phases", "operations", "compare", "roofline", "cause", "source_line", "evidence")
 
 
 def serve(folder: str) -> None:
@@ -161,6 +161,13 @@ class RunTools:
         """List how far the parts of a run are from the peaks of the device, most headroom first."""
         found = roofline(self._phases(run), by, device=device)
         return {"summary": repr(found), "utilisation": found.utilisation, "rows": _table(found.frame, limit)}
+
+    def cause(self, name: str) -> dict[str, Any]:
+        """Explain a cause by its id or name in a report: what it is seen from, what to do, when it is no fault."""
+        found = causes.cause(name)
+        texts = ("id", "name", "account", "sentence", "evidence", "source", "no_fault")
+        remedies = [{"text": each.text, "code": each.code, "before": each.before} for each in found.remedies]
+        return {**{text: getattr(found, text) for text in texts}, "remedies": remedies}
 
     def source_line(self, run: str, operation: str) -> dict[str, Any]:
         """Find the layer and the source line in which an operation takes most time, in each phase.

@@ -1058,7 +1058,8 @@ ADVICE = frame(
     "ADVICE",
     "One row per (phase, rule) that applies, largest saving first.",
     phase=Column(_INT, "Number of the phase, -1 for outliers, null for the run as a whole."),
-    rule=Column(_TEXT, "Name of the rule in tpunb.analysis.advice."),
+    id=Column(_TEXT, "Id of the cause, its anchor in docs/causes.md."),
+    rule=Column(_TEXT, "Name of the cause in tpunb.analysis.causes."),
     saves_ps=Column(_INT, "Upper bound of the time saved in picoseconds, or null."),
     saves=Column(
         _FLOAT, "Upper bound of the time saved as a share of total step time, of wall time for the whole run, 0 to 1."

@@ -1,16 +1,8 @@
 """Analysis of phases and hosts: advice, comparison of two runs, quality, rooflines, stragglers."""
 
 from tpunb.analysis import machine as machine
-from tpunb.analysis.advice import (
-    ACCOUNT_RULES,
-    CALL_RULES,
-    HEADROOM_RULES,
-    HOST_RULES,
-    RULES,
-    SCALE_RULES,
-    Rule,
-    advise,
-)
+from tpunb.analysis.advice import advise
+from tpunb.analysis.causes import CAUSES, Cause, Remedy, cause
 from tpunb.analysis.compare import Comparison, compare
 from tpunb.analysis.goodput import Goodput, goodput
 from tpunb.analysis.history import runs
@@ -28,23 +20,19 @@ from tpunb.frames.hardware import DEVICES, Device, device
 from tpunb.io.goodput_events import GoodputRecorder
 
 __all__ = [
-    "ACCOUNT_RULES",
-    "CALL_RULES",
+    "CAUSES",
     "DEVICES",
-    "HEADROOM_RULES",
-    "HOST_RULES",
-    "RULES",
-    "SCALE_RULES",
+    "Cause",
     "Comparison",
     "Device",
     "Goodput",
     "GoodputRecorder",
     "Hosts",
     "JobGoodput",
+    "Remedy",
     "Report",
     "Representatives",
     "Roofline",
-    "Rule",
     "Slowdown",
     "StepTrace",
     "Verdict",
@@ -53,6 +41,7 @@ __all__ = [
     "advise",
     "assess",
     "categories",
+    "cause",
     "compare",
     "device",
     "distinguishing_ops",

@@ -9,10 +9,11 @@ from contextlib import suppress
 import numpy as np
 import polars as pl
 
-from tpunb.analysis.goodput import Goodput, crowding, goodput, totals
+from tpunb.analysis.time_line import EACH, OTHERS
+from tpunb.analysis.causes import READS
+from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
 from tpunb.analysis.roofline import Roofline, device_of
 from tpunb.analysis.run import Run, loaded, steps
-from tpunb.analysis.time_line import EACH
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
@@ -24,9 +25,6 @@ from tpunb.frames.steps import WallClock
 from tpunb.schema import ACCOUNTS, SPANS, UTILISATION, check
 from tpunb.step_stats.boundaries import is_primitive
 from tpunb.step_stats.launches import sync_place
-
-READS = 0.05
-"""Share of step time above which idle time after waits of the host for the device is advised upon."""
 
 _OPS = {
     "formatting": r"device (data formatting|device copy|copy|transpose|reshape):"
@@ -72,7 +70,7 @@ _COLLECTS = r" ← (gc\.)?collect$"
 _CALLS = r" ← .*\bmodel(\.predict|\.predict_on_batch)?$"  # in a callback
 _TEXTS = {  # metrics of the run that are no figures
     *("callback", "retraced", "reason", "changed", "models", "data", "saves", "waits", "evaluates", "eager", "debug"),
-    *("framework", "collects", "calls"),
+    *("framework", "collects", "calls", "others"),
 }
 _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
 _MANY_OPS, _SMALL_PS, _SMALL_SHARE = 1000, 10e6, 0.8  # of PyTorch on a CPU in a step: 3 us each in loops over examples
@@ -388,6 +386,10 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken["dispatching"] = round(taken["stepping"] * (1 - _in_kernels(phases.steps, eager)))
     taken["collecting"] = int(collecting["time_ps"].sum()) // run.hosts
     taken["slowing"] = _slowing_ps(phases.steps) // run.hosts
+    others, slow = others_used(run), run.frame.filter(account="step time deviation")
+    unknown_ps = slow.filter(pl.col("detail").is_null() | (pl.col("detail") == OTHERS))["time_ps"].sum() // run.hosts
+    slow_ps = slow["time_ps"].sum() // run.hosts
+    taken["crowded"] = slow_ps if others is not None and 2 * unknown_ps >= slow_ps else 0
     for name, time_ps in taken.items():
         row |= {f"{name}_ps": time_ps, name: time_ps / max(run.wall_ps, 1)}
     most = totals(run, "detail").filter(account="callbacks").drop_nulls("detail").head(1).to_dicts()
@@ -402,6 +404,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         ),
         **_growth(phases.steps),
         "crowding": crowding(run.load),
+        "others": others,
         "eager": eager,
         "debug": phases.steps.metadata.get("debug"),
         **traits(phases.steps),

@@ -198,6 +198,7 @@ class _Writer:
             "sentence": judged.sentence,
             "healthy": judged.healthy,
             "account": judged.account,
+            "cause": judged.cause,
             "action": judged.action,
             "saves": None if judged.saves_ps is None else self._part(judged.saves_ps, "actions", bound="at most"),
         }
@@ -305,6 +306,7 @@ class _Writer:
         worth = advice.filter(saves | (pl.col("saves_ps").is_null() & (pl.col("rule") != "unseen")))
         for row in worth.unique("action", keep="first", maintain_order=True).head(_ACTIONS).iter_rows(named=True):
             yield {
+                "id": row["id"],
                 "rule": row["rule"],
                 **({} if row["phase"] is None else {"phase": row["phase"]}),
                 "try": row["action"],
