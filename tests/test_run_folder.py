@@ -988,11 +988,11 @@ KEYS = st.text(st.characters(codec="utf-8"), min_size=1)
 )
 def test_a_chrome_trace_may_begin_with_a_mark_and_white_space(mark, space, top, indent, as_list):
     text = json.dumps([top] if as_list else top, indent=indent, ensure_ascii=False)
-    assert run_folder.is_chrome_trace(mark + space + text.encode())
+    assert storage.is_json(mark + space + text.encode())
 
 
 def test_a_chrome_trace_of_pytorch_2_13_is_one():
-    assert run_folder.is_chrome_trace(b' \n{\n  "schemaVersion": 1,\n  "traceEvents": []\n}')
+    assert storage.is_json(b' \n{\n  "schemaVersion": 1,\n  "traceEvents": []\n}')
 
 
 def tagged(field, content):
@@ -1012,15 +1012,15 @@ def test_no_xspace_is_a_chrome_trace_whatever_the_length_of_its_first_plane(leng
     rest = length[0] - len(first)
     plane = first + (tagged(2, bytes(rest - 2)) if rest > 1 else b"")
     space = tagged(1, plane) + tagged(4, b"host")
-    assert not run_folder.is_chrome_trace(space)
+    assert not storage.is_json(space)
 
 
 def test_real_xspaces_are_none_whatever_the_length_of_the_first_plane_would_be(real_profiles):
     for path in sorted(real_profiles.glob("*.xplane.pb")):
         data = path.read_bytes()[:4096]
-        assert not run_folder.is_chrome_trace(data)
+        assert not storage.is_json(data)
         lengths = [b"\n" + bytes([size]) + data[3:] for size in b"\t\n\r [{"]
-        assert not any(map(run_folder.is_chrome_trace, lengths))
+        assert not any(map(storage.is_json, lengths))
     for path in sorted(real_profiles.glob("*.trace.json.gz")):
         with gzip.open(path) as file:
-            assert run_folder.is_chrome_trace(file.read(64))
+            assert storage.is_json(file.read(64))

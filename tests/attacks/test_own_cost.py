@@ -47,7 +47,8 @@ with contextlib.ExitStack() as stack:
         step()
     gc.collect()
     objects = len(gc.get_objects())
-heavy = sorted({"numba", "llvmlite", "scipy", "msgspec", "tpunb.analysis"} & {*sys.modules})
+readers = {"tpunb.analysis", "tpunb.checkpoint", "tpunb.tfdata", "tpunb.frames.phases", "tpunb.io.logdir"}
+heavy = sorted({"numba", "llvmlite", "scipy", "msgspec", *readers} & {*sys.modules})
 print(json.dumps({"losses": losses[:2101], "objects": objects, "heavy": heavy}))
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +50,6 @@ _BATCH = 250_000  # events
 _SMALL = 4 << 20  # bytes of a file that is decoded together with others
 _TOGETHER = 10  # small files that are decoded in one pass: of more the tables leave the caches
 _MOST_CHUNKS = 16  # of a column; every operation costs some time for each
-_JSON = re.compile(rb"""(?:\xef\xbb\xbf)?\s*(?:\{\s*(?:"[^\x00-\x1f]{2}|\})|\[\s*[{\]])""")
 
 
 def read(files: Sequence[Location], name: str, source: Path | str, *, forms: bool = False) -> Profile:
@@ -431,7 +429,7 @@ def decoded(file: Location, data: storage.Bytes) -> Decoded:
         events, facts = xplane.read(data, source=str(file), workers=os.cpu_count() or 1)
         host, notes = facts.hosts[0] if facts.hosts else "", facts.notes
         return Decoded(host, events, facts.hardware, data.size, facts.start_ns, facts.stop_ns, notes=notes)
-    if ".trace.json" in file.name or is_json(data):
+    if ".trace.json" in file.name or storage.is_json(data):
         from tpunb.io import chrome_trace
 
         trace = chrome_trace.read(data.tobytes(), source=str(file))
@@ -442,18 +440,6 @@ def decoded(file: Location, data: storage.Bytes) -> Decoded:
         f"{file}: not a profile by its name or its first bytes {data[:8].tobytes()!r}",
         hint=f"a profile's name ends in {', '.join(ENDINGS)}",
     )
-
-
-def is_json(data: bytes | storage.Bytes) -> bool:
-    r"""Return whether a file begins as a JSON object or a list of them, after white space and a byte order mark.
-
-    An XSpace may begin with a line feed, the tag of a plane, whose length may be that of a brace. The tag that follows
-    is no white space, and where it is a quotation mark a control character follows soon, which JSON text cannot have.
-
-    >>> is_json(b' {"traceEvents": []}'), is_json(b'\n{"w\x08\x01'), is_json(b"\n{" + bytes(123))
-    (True, False, False)
-    """
-    return _JSON.match(data) is not None  # type: ignore[arg-type]
 
 
 class Bar:

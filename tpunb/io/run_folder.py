@@ -63,10 +63,9 @@ from tpunb.frames.hardware import Device
 from tpunb.frames.profile import RunEvents, device_kinds
 from tpunb.frames.steps import WallClock
 from tpunb.instrument import events as run_events
-from tpunb.io import logdir, parquet, storage
+from tpunb.io import parquet, storage
 from tpunb.io.storage import Location
 from tpunb.protobuf import LIMIT
-from tpunb.step_stats import aggregate, launches
 from tpunb.step_stats.numbering import Change, numbered
 from tpunb.step_stats.sample_places import Stacks, placed_samples, placed_stalls
 from tpunb.text import cut, duration, format_error, plain, plural
@@ -183,15 +182,6 @@ def unreduced_name(window: int) -> str:
     return f"unreduced/{window:05d}.json"
 
 
-def is_chrome_trace(data: bytes) -> bool:
-    r"""Return whether a raw window is a Chrome trace; PyTorch 2.13 and later begin it with a space.
-
-    >>> is_chrome_trace(b' {"traceEvents": []}'), is_chrome_trace(b"\n{" + bytes(123))
-    (True, False)
-    """
-    return logdir.is_json(data)
-
-
 def program_name(digest: str) -> str:
     """Return the path of a compiled program in the run folder."""
     return f"programs/{digest}.hlo.pb.gz"
@@ -249,6 +239,8 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
 
     The profile holds `owner`, which keeps a run in memory, while raw windows can be read.
     """
+    from tpunb.step_stats import aggregate, launches  # which a capture, that writes runs, does not import
+
     facts, tables, files, skipped = _settled(folder, files)
     tables = _reduced(facts, tables, files, skipped)
     ops, events = (tables.pop(name).lazy() for name in _READ_LATER)
@@ -431,6 +423,8 @@ def _events(
     kind: str = "events",
 ) -> pl.DataFrame:
     """Return the events of raw windows; those found damaged are added to `skipped`, with a warning."""
+    from tpunb.io import logdir
+
     before = len(skipped)
     frame = logdir.windows(raw, origin_ns, starts, kind, skipped)
     if skipped[before:]:

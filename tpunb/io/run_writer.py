@@ -36,7 +36,6 @@ from tpunb.io.run_folder import (
     VERSION,
     JournalRow,
     event_rows,
-    is_chrome_trace,
     name_rows,
     program_name,
     raw_name,
@@ -249,7 +248,7 @@ class RunWriter:
 
     def raw(self, window: int, host: str, data: bytes) -> None:
         """Write a raw window, an XSpace or a Chrome trace, where XProf and TensorBoard find it."""
-        name = raw_name(window, host, "trace.json" if is_chrome_trace(data) else "xplane.pb")
+        name = raw_name(window, host, "trace.json" if storage.is_json(data) else "xplane.pb")
         self._files.put(name, data)
         self._raw.setdefault(window, set()).add(name)
 

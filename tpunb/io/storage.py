@@ -41,6 +41,7 @@ RATIO, FREE = 100, 64 << 20
 
 _BLOCK = 16 << 20  # bytes read at a time: many for a network, few beside a large profile
 _PIECE = 1 << 18  # bytes between two reports of progress
+_JSON = re.compile(rb"""(?:\xef\xbb\xbf)?\s*(?:\{\s*(?:"[^\x00-\x1f]{2}|\})|\[\s*[{\]])""")
 _GZIP = b"\x1f\x8b"
 _RIEGELI = bytes.fromhex("83af70d10d884a3f") + bytes(8)  # the first block header
 _URL = re.compile(r"(?i)[a-z][a-z0-9+.-]*(://|::.*://)")
@@ -380,6 +381,18 @@ def read_small(file: Location) -> bytes:
     if file.size > METADATA_BYTES:
         raise BadProfile(f"{file}: {file.size:,} bytes; such a file has at most {METADATA_BYTES:,}")
     return read(file).tobytes()
+
+
+def is_json(data: bytes | Bytes) -> bool:
+    r"""Return whether a file begins as a JSON object or a list of them, after white space and a byte order mark.
+
+    An XSpace may begin with a line feed, the tag of a plane, whose length may be that of a brace. The tag that follows
+    is no white space, and where it is a quotation mark a control character follows soon, which JSON text cannot have.
+
+    >>> is_json(b' {"traceEvents": []}'), is_json(b'\n{"w\x08\x01'), is_json(b"\n{" + bytes(123))
+    (True, False, False)
+    """
+    return _JSON.match(data) is not None  # type: ignore[arg-type]
 
 
 def read(file: Location, progress: Callable[[int], None] = lambda _: None) -> Bytes:

@@ -12,13 +12,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import polars as pl
 
 from tpunb import signals
-from tpunb.checkpoint import Checkpoint, save
-from tpunb.checkpoint.resume import loops
 from tpunb.errors import CaptureBusy, TpunbError, check_whole, wrong_type
 from tpunb.instrument import jax, listening, tensorflow, torch
 from tpunb.instrument.profiler_sessions import ProfilerArbiter
@@ -31,6 +29,9 @@ from tpunb.profiler.schedule import Schedule
 from tpunb.profiler.session import CaptureSession, Status
 from tpunb.profiler.sources import TPU, Address, Local, Replay, Source, Torch
 from tpunb.training.files import guard
+
+if TYPE_CHECKING:
+    from tpunb.checkpoint import Checkpoint
 
 __all__ = [
     "TPU",
@@ -114,6 +115,8 @@ class Run:
             raise TpunbError(
                 f"{self.path} is not a folder on this machine", hint=f"give one: {self.variable}.save(step, dir, ...)"
             )
+        from tpunb.checkpoint import save
+
         return save(Path(self.path) / "checkpoints" if dir is None else dir, step, **parts)
 
     @property
@@ -157,7 +160,7 @@ class Run:
         _checked(kind)
         what = What.of("tpunb", Run.batches)
         with self._clock.within("data loading", "start of the data", what=what):
-            batches, step = loops.batches(data, state), None
+            batches, step = _iterator(data, state), None
         try:
             while True:
                 step = self._clock.begin(kind, complete=False, explicit=True, rule="mark", what=what)
@@ -171,14 +174,23 @@ class Run:
                     step.lasts = True
                     self._clock.complete()
                 yield batch
-                if isinstance(batches, loops.Loop):  # the time to save is part of the step, as in Keras
-                    batches.end_step()
+                if state is not None and (end_step := getattr(batches, "end_step", None)):  # saving is part of the step
+                    end_step()
                 self._clock.end(step)
         finally:
             self._clock.end(step)
 
 
 _END: Any = object()
+
+
+def _iterator(data: Iterable[T], state: dict[str, Any] | None) -> Iterator[T]:
+    """Return an iterator over data, which saves what is given as a state."""
+    if state is None:
+        return iter(data)
+    from tpunb.checkpoint.resume import loops  # what checkpoints need, only in a program that may write them
+
+    return loops.batches(data, state)
 
 
 def _next(batches: Iterator[T]) -> T:
@@ -188,10 +200,7 @@ def _next(batches: Iterator[T]) -> T:
 class NullRun:
     """A run that records nothing: a loop written for a capture also runs without one."""
 
-    @property
-    def skipping(self) -> bool:
-        """Whether the code that runs now repeats what came before the checkpoint of ``tp.resume``."""
-        return guard.is_skipping
+    skipping = Run.skipping
 
     def step(self, number: int, kind: str = "train") -> AbstractContextManager[None]:
         """Do nothing: a capture would mark the block as one step."""
@@ -199,7 +208,7 @@ class NullRun:
 
     def batches(self, data: Iterable[T], kind: str = "train", *, state: dict[str, Any] | None = None) -> Iterator[T]:
         """Return the iterator of `data`, which saves `state` as `Run.batches` does, and marks no steps."""
-        return loops.batches(data, state)
+        return _iterator(data, state)
 
 
 null_run = NullRun()

@@ -168,10 +168,9 @@ class Reducer:
 
 def decode(data: bytes, source: str) -> tuple[pl.DataFrame, XSpaceFacts]:
     """Return the events and the facts of a window: an XSpace, or a Chrome trace of PyTorch."""
-    from tpunb.io import chrome_trace, xplane
-    from tpunb.io.run_folder import is_chrome_trace
+    from tpunb.io import chrome_trace, storage, xplane
 
-    if not is_chrome_trace(data):
+    if not storage.is_json(data):
         return xplane.read(data, source=source)
     trace = chrome_trace.read(data, source=source)
     last_ps, start_ns = trace.events.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0, trace.origin_ns

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from tpunb.frames.op_matrix import Floats
+if TYPE_CHECKING:
+    from tpunb.frames.op_matrix import Floats
 
 BATCHES = 20
 """Fewest batches of adjacent steps for an interval, given as many steps."""

@@ -88,26 +88,13 @@ def with_settings(loader: Any, settings: Settings) -> Any:
     """Return a DataLoader of the same class and contents with other settings, which has not begun.
 
     It draws the same random numbers in this process, except that workers that stay draw no seed for a later epoch.
-
-    Raises
-    ------
-    TpunbError
-        If this version of PyTorch is not supported.
-    ValueError
-        If the start method does not exist.
     """
     _self_check()
     return _changed(loader, settings.consistent())
 
 
 def independent(loader: Any) -> Any:
-    """Return a DataLoader with samplers and generators of its own, in the state of the given one's.
-
-    Raises
-    ------
-    TpunbError
-        If a sampler cannot be copied.
-    """
+    """Return a DataLoader with samplers and generators of its own, in the state of the given one's."""
     if (inner := _inner(loader)) is not None:
         return _copied(loader, base_dataloader=independent(inner))
     shared = {id(each): each for each in (loader.dataset, loader.collate_fn)}

@@ -11,7 +11,6 @@ from typing import Any
 
 from tpunb.errors import ProfileNotFound, TpunbError
 from tpunb.io import storage
-from tpunb.io.host_files import stem
 from tpunb.io.storage import Location, PathLike
 from tpunb.profiler.sources.frameworks import annotation
 
@@ -61,6 +60,8 @@ class Replay:
         ProfileNotFound
             If there is nothing, or no raw window.
         """
+        from tpunb.io.host_files import stem
+
         where = storage.find(self.dir)
         files = where.below() if where.is_folder else {where.name: where}
         windows: dict[str, dict[str, Location]] = defaultdict(dict)
