@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tpunb.instrument import jax, tensorflow, torch
-from tpunb.instrument.sink import Arrays
+from tpunb.instrument.sink import Signature, What
 from tpunb.profiler import loop as loop_module
 from tpunb.profiler import step_clock
 from tpunb.profiler.loop import Loop
@@ -40,6 +40,12 @@ class Program:
     def call(self, function, **options):
         self.loop.called(function, *self._spend(5), None, **options)
 
+    def call_library(self, function):
+        self.loop.called(function, *self._spend(1), None, what=What("jax", "jax.numpy", function))
+
+    def evaluate(self, *, on):
+        self.loop.evaluates(on=on, what=What("torch", "torch.nn", "Module.eval" if on else "Module.train"))
+
     def learn(self):
         self.loop.learned(self._spend(2)[0])
 
@@ -67,17 +73,17 @@ def test_between_the_modes_to_evaluate_and_to_train_is_an_evaluation_unless_the_
     def step(*, frozen=False):
         program.fetch("data")
         if frozen:  # a part of it is in the mode to evaluate
-            program.loop.evaluates(on=True)
+            program.evaluate(on=True)
         program.learn()
         program.update()
-        program.loop.evaluates(on=False)
+        program.evaluate(on=False)
 
     program.loop.prepared()
     for number in range(6):
         step(frozen=number % 2 == 0)
-    program.loop.evaluates(on=True)
+    program.evaluate(on=True)
     program.now_ns += 50_000_000
-    program.loop.evaluates(on=False)
+    program.evaluate(on=False)
     step()
     spans = program.clock.take_spans()
     assert [(span.account, (span.end_ns - span.start_ns) // 10**6) for span in spans] == [("evaluation", 50)]
@@ -85,7 +91,7 @@ def test_between_the_modes_to_evaluate_and_to_train_is_an_evaluation_unless_the_
 
 def test_the_last_evaluation_lasts_to_the_end_of_the_block(program):
     program.loop.prepared()
-    program.loop.evaluates(on=True)
+    program.evaluate(on=True)
     program.now_ns += 50_000_000
     program.loop.close()
     assert [(span.end_ns - span.start_ns) // 10**6 for span in program.clock.take_spans()] == [50]
@@ -93,12 +99,12 @@ def test_the_last_evaluation_lasts_to_the_end_of_the_block(program):
 
 def test_a_copy_that_is_set_to_evaluate_before_a_model_is_called_is_no_evaluation(program):
     """So a moving average of the weights is made."""
-    program.loop.evaluates(on=True)
-    program.loop.evaluates(on=False)
+    program.evaluate(on=True)
+    program.evaluate(on=False)
     assert program.clock.take_spans() == []
     program.loop.prepared()
-    program.loop.evaluates(on=True)
-    program.loop.evaluates(on=False)
+    program.evaluate(on=True)
+    program.evaluate(on=False)
     assert len(program.clock.take_spans()) == 1
 
 
@@ -127,10 +133,10 @@ def test_what_the_library_computes_after_a_pause_is_of_no_step(program):
     """So a program prepares a batch for the next step."""
     for _ in range(10):
         program.call("step")  # 5 ms
-        program.loop.called("convert", *program._spend(1), None, library=True)  # reads the loss
+        program.call_library("convert")  # reads the loss
         program.now_ns += 30_000_000
         for _ in range(2):
-            program.call("multiply", library=True)
+            program.call_library("multiply")
     program.loop.close()
     durs_ms = [(step.end_ns - step.start_ns) // 10**6 for step in program.clock.take(final=True)]
     assert durs_ms == [6] * 10
@@ -204,11 +210,11 @@ def test_an_evaluation_on_the_data_of_the_training_is_no_part_of_its_steps(progr
     """So a learning-rate finder validates on what it trains on; the model trains again after the next fetch."""
     for number in range(20):
         program.fetch("data")
-        program.loop.evaluates(on=False)
+        program.evaluate(on=False)
         program.learn()
         program.update()
         if number % 5 == 4:
-            program.loop.evaluates(on=True)
+            program.evaluate(on=True)
             for _ in range(batches):
                 program.fetch("data")
                 program.now_ns += 10_000_000
@@ -311,17 +317,16 @@ def test_backward_passes_are_accumulated_where_an_optimizer_follows(program, bat
 @pytest.mark.parametrize("fetches", [False, True])
 @pytest.mark.parametrize("measurements", [1, 2])
 def test_a_function_of_the_state_that_returns_numbers_evaluates(program, measurements, fetches):
-    state = frozenset({"weights", "bias"})
-    program.loop.describe("update", Arrays(inputs=4, kinds=state))
-    program.loop.describe("accuracy", Arrays(False, 4, state | {"images"}, measures=True))
-    program.loop.describe("policy", Arrays(False, 3, state | {"observation"}))
+    state = "float32[2,3], float32[3]"
+    policy = Signature(f"{state}, float32[8]", "int32[9]")
+    update, accuracy = Signature(f"{state}, int, int", state), Signature(f"{state}, float32[9,2], int", "float32[]")
     for _ in range(20):
         if fetches:
             program.fetch("data")
-        program.call("policy")
-        program.call("update")
+        program.call("policy", signature=policy)
+        program.call("update", signature=update)
         for _ in range(measurements):
-            program.call("accuracy")
+            program.call("accuracy", signature=accuracy)
     assert program.kinds() == {"train": 20, "eval": 20 * measurements}
 
 
@@ -342,16 +347,15 @@ def test_a_function_that_is_called_repeatedly_in_between_has_steps_of_its_own(pr
     assert program.kinds() == {"train": 20, "score": 20}
 
 
-def of_gradients(program):
-    program.loop.describe("gradients", Arrays(inputs=6))
-    program.loop.describe("apply", Arrays(inputs=8))
+GRADIENTS = Signature("6 float32[2,3]", "6 float32[2,3]")
+ACCUMULATED = GRADIENTS._replace(repeats="taken")
+APPLY = Signature("8 float32[2,3]", "8 float32[2,3]")
 
 
 def test_a_part_of_the_training_that_is_called_elsewhere_evaluates(program):
-    of_gradients(program)
     for number in range(20):
-        program.call("gradients")
-        program.call("apply")
+        program.call("gradients", signature=GRADIENTS)
+        program.call("apply", signature=APPLY)
         if number % 5 == 4:
             program.loop.called("gradients", program(), program(), None)
     assert program.kinds() == {"train": 20, "eval": 4}
@@ -360,36 +364,31 @@ def test_a_part_of_the_training_that_is_called_elsewhere_evaluates(program):
 @pytest.mark.parametrize("fetches", [False, True])
 @pytest.mark.parametrize("evaluated", [0, 3])
 def test_gradients_of_compiled_functions_are_accumulated(program, evaluated, fetches):
-    of_gradients(program)
-    program.loop.repeats("gradients", on=True)
     for number in range(20):
         for _ in range(4 + (evaluated if number % 5 == 4 else 0)):  # an evaluation on the same line comes before
             if fetches:
                 program.fetch("data")
-            program.call("gradients")
-        program.call("apply")
+            program.call("gradients", signature=ACCUMULATED)
+        program.call("apply", signature=APPLY)
     assert program.kinds() == {"train": 20, **({"gradients": 4 * evaluated} if evaluated else {})}
 
 
 def test_a_function_that_takes_its_state_again_is_told_from_one_that_was_tried_out_first():
     weights, batch, later = np.zeros((3, 4)), np.ones((2, 3)), np.full((3, 4), 2.0)
-    arrays = jax._state([weights, batch], [later])
     gradients, step = jax._States(), jax._States()
-    assert [gradients.repeats("f", arrays, [weights, batch], [np.ones((3, 4))]) for _ in range(2)] == [None, True]
-    assert gradients.repeats("f", arrays, [later, batch], []) is None  # another has updated it
-    assert [step.repeats("f", arrays, [weights, batch], [later]) for _ in range(2)] == [None, True]
-    assert step.repeats("f", arrays, [later, batch], []) is False
+    assert [gradients.repeats("f", [weights, batch], [np.ones((3, 4))]) for _ in range(2)] == [None, "taken"]
+    assert gradients.repeats("f", [later, batch], []) is None  # another has updated it
+    assert [step.repeats("f", [weights, batch], [later]) for _ in range(2)] == [None, "taken"]
+    assert step.repeats("f", [later, batch], [np.ones((3, 4))]) == "returned"
     assert gradients.are_clear("f")
     slotted = type("Slotted", (), {"__slots__": (), "size": 9, "shape": (9,), "dtype": "f4"})()
-    assert [jax._States().repeats("f", jax._state([slotted], [slotted]), [slotted], [slotted])] == [None]
+    assert jax._States().repeats("f", [slotted], [slotted]) is None
     assert not gradients.are_clear("g")
 
 
 def test_a_function_that_never_updates_has_steps(program):
-    program.loop.describe("gradients", Arrays(inputs=6))
-    program.loop.repeats("gradients", on=True)
     for _ in range(200):
-        program.call("gradients")
+        program.call("gradients", signature=ACCUMULATED)
     taken = len(program.clock.take())
     assert taken > 100
     assert program.kinds() == {"train": 200 - taken}
@@ -397,7 +396,7 @@ def test_a_function_that_never_updates_has_steps(program):
 
 def test_functions_of_the_library_begin_no_step(program):
     for _ in range(3):
-        program.call("_truncated_normal", library=True)
+        program.call_library("_truncated_normal")
     for _ in range(20):
         program.fetch("data")
         program.call("update")

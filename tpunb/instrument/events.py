@@ -24,7 +24,7 @@ from tpunb.instrument.sink import Signature, What
 from tpunb.text import cut, plain
 
 MOST_A_SECOND: Final = 1_000
-"""Events of one kind, key and thread in a second: the others are one row that counts them and sums their times."""
+"""Events of a kind, key, place and thread in a second: the others are one row that counts them and sums their times."""
 
 MOST_ROWS: Final = 65_536
 """Rows that wait to be taken, 7 MB: what comes beyond is counted as lost, after 6 s at 10,000 events a second."""
@@ -71,7 +71,7 @@ class _Ids(dict[Hashable, int]):
 
 
 class _Rate:
-    """Events of one kind, key and thread in a second, and the row that counts those beyond the most."""
+    """Events of one kind, key, place and thread in a second, and the row that counts those beyond the most."""
 
     __slots__ = ("count", "excess", "second")
 
@@ -97,7 +97,7 @@ class EventLog:
         self._frame = frame
         self._ids = {name: _Ids() for name in FIELDS}
         self._names, self._places, self._keys, self._signatures, self._reasons = self._ids.values()
-        self._rates: dict[tuple[str, int, int], _Rate] = {}
+        self._rates: dict[tuple[str, int, int, int], _Rate] = {}
         self._rows, self._unjournaled = deque[bytes](), deque[bytes](maxlen=MOST_ROWS)
 
     def add(
@@ -111,8 +111,10 @@ class EventLog:
         arrays: Signature | None = None,
         end_of: str | None = None,
         number: int | None = None,
-    ) -> None:
-        """Record an event of this thread that has ended; it never raises, and waits for nothing.
+    ) -> int:
+        """Record an event of this thread that has ended; return the id of its place, 0 if that is unknown.
+
+        It never raises, and waits for nothing.
 
         Parameters
         ----------
@@ -131,12 +133,16 @@ class EventLog:
         number
             Number of a step that the program gives.
         """
+        place = 0
         if self._closed:
-            return
+            return place
         try:
+            if (frame := self._frame()) is not None:
+                code = frame.f_code
+                place = self._places[code.co_filename, frame.f_lineno, code.co_qualname]
             start, end = (start_ns - self.origin_ns) // 1000, (end_ns - self.origin_ns) // 1000
             thread, key_id = get_ident(), self._keys[key]
-            kind = event, key_id, thread
+            kind = event, key_id, place, thread
             rate = self._rates.get(kind) or self._new_rate(kind)
             second = end // 1_000_000
             if rate.second != second:
@@ -149,12 +155,7 @@ class EventLog:
                     counted = rate.excess.pop()
                     counted[2], counted[3], counted[5] = max(counted[2], end), counted[3] + end - start, counted[5] + 1
                     rate.excess.append(counted)
-                    return
-            if (frame := self._frame()) is None:
-                place = 0
-            else:
-                code = frame.f_code
-                place = self._places[code.co_filename, frame.f_lineno, code.co_qualname]
+                    return place
             row = (
                 *(thread, start, end, end - start, _NO_NUMBER if number is None else number, 1),
                 *(self._names[what], place, key_id, self._signatures[arrays], self._reasons[end_of], _EVENTS[event]),
@@ -165,6 +166,7 @@ class EventLog:
                 self._put(row)
         except Exception as error:  # noqa: BLE001  must never reach the training
             self.failure, self._closed = error.with_traceback(None), True
+        return place
 
     def _put(self, row: Sequence[int]) -> None:
         packed = ROW.pack(*row)
@@ -174,7 +176,7 @@ class EventLog:
             self.lost += row[5]
         self._unjournaled.append(packed)
 
-    def _new_rate(self, of: tuple[str, int, int]) -> _Rate:
+    def _new_rate(self, of: tuple[str, int, int, int]) -> _Rate:
         if len(self._rates) >= MOST_NAMES:  # such as of many threads
             self._settle(*self._rates.copy().values())
             self._rates = {}

@@ -17,12 +17,10 @@ from typing import Any
 from tpunb.instrument.hooks import listen_to_annotations
 from tpunb.instrument.profiler_sessions import Sessions
 from tpunb.instrument.registry import Library, Priority, around, loaded, wrapped
-from tpunb.instrument.sink import NEW_FUNCTION, Arrays, Signature, Sink, What
+from tpunb.instrument.sink import NEW_FUNCTION, Signature, Sink, What
 
 LIBRARY = Library("jax", "jax", ("0.4.35", "0.10.2"))
 
-_PMAP = "jax._src.pmap"  # where the functions of a program are wrapped
-_LIBRARIES = {"jax", "optax", "chex"}  # whose compiled functions are a part of a step
 _FIRST_CALLS = 3  # of a function, whose arrays are described
 _LEAVES = 16  # of a result, of which the smallest is kept
 _SMALL_LEAF = 1024  # elements of an array that is kept while it is computed
@@ -60,19 +58,12 @@ def _calls(sink: Sink, stack: ExitStack) -> None:
             first = result(out)
             if isinstance(first, tracer):  # this is a call within a function that is traced
                 return
-            signature = None
-            module, name = str(getattr(function, "__module__", "")), str(name or "a function")
-            library = module.partition(".")[0] in _LIBRARIES and module != _PMAP
-            if not library and not states.are_clear(name):
-                arrays = _state(taken := leaves(inputs), returned := leaves(out))
-                if not sink.is_described(name):
-                    sink.describe(name, arrays)
-                if (again := states.repeats(name, arrays, taken, returned)) is not None:
-                    sink.repeats(name, on=again)
-                repeats = None if again is None else "taken" if again else "returned"
-                signature = Signature.of(taken, returned, repeats)
-            what = What("jax", module, getattr(function, "__qualname__", name))
-            sink.called(name, begun_ns, now_ns, first, library=library, what=what, signature=signature)
+            signature, name = None, str(name or "a function")
+            what = What("jax", str(getattr(function, "__module__", "")), getattr(function, "__qualname__", name))
+            if not what.is_part_of_steps and not states.are_clear(name):
+                taken, returned = leaves(inputs), leaves(out)
+                signature = Signature.of(taken, returned, states.repeats(name, taken, returned))
+            sink.called(name, begun_ns, now_ns, first, what=what, signature=signature)
         except Exception as error:  # noqa: BLE001  must never reach the training
             sink.fail(error)
 
@@ -141,27 +132,18 @@ class _States:
         """Return whether no more calls need to be looked at."""
         return self._last.get(name, (0,))[0] >= _FIRST_CALLS
 
-    def repeats(self, name: str, arrays: Arrays, taken: list[Any], returned: list[Any]) -> bool | None:
-        """Return whether a function took the state of its last call, or what that returned; None if neither."""
+    def repeats(self, name: str, taken: list[Any], returned: list[Any]) -> str | None:
+        """Return "taken" if a function took the state of its last call, or "returned" if what that returned."""
         calls, *before = self._last.get(name, (0, [], []))
         # arrays of other libraries may not be referred to
         taken, made = ([leaf for leaf in each if type(leaf).__weakrefoffset__] for each in (taken, returned))
-        state = [leaf for leaf in taken if _kind(leaf) in arrays.kinds] if arrays.returns_state else []
+        kinds = {*map(_kind, returned)} - {None}  # of a state, if it returns one
+        state = [leaf for leaf in taken if _kind(leaf) in kinds]
         made = [leaf for leaf in made if _kind(leaf)]
         self._last[name] = calls + 1, [*map(weakref.ref, state)], [*map(weakref.ref, made)]
         took, gave = ({id(ref()) for ref in refs} for refs in before)
         now = {id(leaf) for leaf in state}
-        return False if gave & now else True if took and took <= now else None
-
-
-def _state(inputs: list[Any], outputs: list[Any]) -> Arrays:
-    """Return what a function does with arrays: one that returns such as it takes, returns a state as a step does."""
-    taken, returned = {*map(_kind, inputs)} - {None}, [_kind(leaf) for leaf in outputs if _kind(leaf) is not None]
-    state = taken.intersection(returned)
-    returns_state = 2 * sum(each in taken for each in returned) >= max(len(returned), 1)
-    dtypes = [getattr(leaf, "dtype", None) for leaf in outputs]
-    measures = bool(dtypes) and not returned and all(getattr(dtype, "kind", None) == "f" for dtype in dtypes)
-    return Arrays(returns_state, len(inputs), frozenset(state if returns_state else taken), measures)
+        return "returned" if gave & now else "taken" if took and took <= now else None
 
 
 def _kind(leaf: Any) -> tuple[object, object] | None:

@@ -16,6 +16,8 @@ NEW_FUNCTION = "a new function"
 END_OF_DATA = "the data"
 """What ends with a fetch that finds no more batches."""
 
+_LONGEST = 8_192  # characters of a signature: about four hundred different shapes
+
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -40,6 +42,15 @@ class What(NamedTuple):
         except Exception:  # noqa: BLE001  an object that is called, of which any attribute may raise
             module, name = type(function).__module__, type(function).__qualname__
         return cls(library or module.partition(".")[0], module, name)
+
+    @property
+    def is_part_of_steps(self) -> bool:
+        """Whether a library computes a part of a step by it, rather than the program a step."""
+        return self.module.partition(".")[0] in _PARTS and self.module != _WRAPS
+
+
+_PARTS = {"jax", "optax", "chex"}  # libraries whose compiled functions are a part of a step
+_WRAPS = "jax._src.pmap"  # where the functions of a program are wrapped
 
 
 class Signature(NamedTuple):
@@ -69,7 +80,7 @@ def _kinds(leaves: Iterable[Any]) -> str:
         else type(leaf).__name__
         for leaf in leaves
     )
-    return cut(", ".join(kind if times == 1 else f"{times} {kind}" for kind, times in found.items()), 1_024)
+    return cut(", ".join(kind if times == 1 else f"{times} {kind}" for kind, times in found.items()), _LONGEST)
 
 
 class Result(Protocol):
@@ -82,20 +93,11 @@ class Result(Protocol):
         """Wait until the work is done; raise if that is not known any more."""
 
 
-class Arrays(NamedTuple):
-    """What a compiled function does with arrays."""
-
-    returns_state: bool = True  # whether it returns arrays like those that it takes, as a step does
-    inputs: int = 0  # how many it takes
-    kinds: frozenset[Hashable] = frozenset()  # shapes and types of the state that it returns, else of what it takes
-    measures: bool = False  # whether it returns numbers alone
-
-
 class Events(Protocol):
     """What libraries were asked to do, as it happens."""
 
-    def add(self, event: str, what: What | None, key: Hashable, start_ns: int, end_ns: int) -> None:
-        """Record an event of this thread that has ended."""
+    def add(self, event: str, what: What | None, key: Hashable, start_ns: int, end_ns: int) -> int:
+        """Record an event of this thread that has ended; return the id of its place."""
 
 
 class Clock(Protocol):
@@ -213,23 +215,13 @@ class Sink(Protocol):
         now_ns: int,
         result: Result | None,
         *,
-        library: bool = False,
         what: What,
         signature: Signature | None = None,
     ) -> None:
         """Record that a compiled function was called; one of the library itself begins no step."""
 
-    def is_described(self, function: str) -> bool:
-        """Return whether it is known what a compiled function takes and returns."""
-
-    def describe(self, function: str, arrays: Arrays) -> None:
-        """Record what a compiled function does with arrays."""
-
     def takes_gradients(self, function: str, *, what: What) -> None:
         """Record that a compiled function takes gradients, as its tracing shows."""
-
-    def repeats(self, function: str, *, on: bool) -> None:
-        """Record whether a function that returns such arrays as it takes was called with the same ones again."""
 
     def prepared(self, *, what: What) -> None:
         """Record that a model is called for the first time."""

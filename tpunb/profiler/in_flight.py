@@ -52,7 +52,7 @@ class InFlight:
     _closed: bool = False
     _recent_ns: deque[int] = field(default_factory=lambda: deque(maxlen=LIMITS.typical_steps))
     _free_ns: int = 0  # when the last estimated or known work was done
-    on_done: Callable[[int, int], None] = lambda *_: None  # takes when work was launched, and done at the latest
+    on_done: Callable[[int, int], object] = lambda *_: None  # takes when work was launched, and done at the latest
 
     def watch(self, result: Result | None, launched_ns: int) -> Work:
         """Return the work of a launch; it settles once it is done, at once if it is done already."""

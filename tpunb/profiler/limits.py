@@ -67,14 +67,11 @@ class Limits:
     shortest_span_ns: int = 1_000_000  # chosen: short callbacks are summed by step
     first_step_ns: int = 200_000_000  # longest typical step time before the second step has ended; chosen
 
-    # work in flight, and steps that the program does not mark (in_flight, loop)
+    # work in flight (in_flight)
     watch_rest_s: float = 0.01  # between two waits for short steps: a hundred wakes a second; chosen
     late_launch_ns: int = 1_000_000_000  # after a step, that a launch may still belong to it; chosen
     idle_ns: int = 5_000_000  # of the devices before a launch after a step, for which it still is of that step; chosen
     drain_s: float = 60.0  # at the end of the block, for work in flight; chosen
-    idle_parts: int = 3  # fetches in a row without learning before they are an evaluation; chosen
-    loop_calls: int = 3  # of a compiled function, from which on it is called in a loop; chosen
-    unsettled_parts: int = 64  # with gradients but no update of an optimizer, before each is a step; chosen
 
     # samples of stalls (stall_sampler)
     stall_sample_ns: int = 20_000_000  # between two samples; chosen

@@ -31,6 +31,7 @@ from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.stall_sampler import Progress
 from tpunb.schema import ACCOUNTS, PEERS
 from tpunb.signals import Spent
+from tpunb.step_stats.step_fold import MARKS, Event
 from tpunb.text import cut, plain
 from tpunb.training.program import user_frame
 
@@ -99,6 +100,7 @@ class OpenStep:
     owner: tuple[int, int | None] = (0, None)  # thread and task that began it
     what: What | None = None  # that marked it
     number: int | None = None  # of the program
+    begun_ns: int = 0  # when it was marked: the fetch of its batch may come before
     dispatched_ns: int = 0  # when the framework was asked to compute
 
     def launched(self, work: Work | None, now_ns: int) -> None:
@@ -144,13 +146,12 @@ class StepClock:
         self.events = EventLog(user_frame)
         self.in_flight = InFlight(on_done=partial(self.events.add, "done", None, None))
         self._latest: Work | None = None
-        self.marked = False  # whether the program marks its steps
         self.annotates = False  # whether the clock enters an annotation of the framework now
         self.on_step: Callable[[StepRecord], None] = lambda _: None  # called as a step ends, in the thread that trains
         self.on_span: Callable[[Spent], None] = lambda _: None  # likewise, as a span ends
         self.boundary: Callable[[], None] = lambda: None  # called between steps: a source may have something to do
-        self.fetched: Callable[[], tuple[int, int] | None] = lambda: None  # start and time of the fetch before a mark
-        self.paused: Callable[[], None] = lambda: None  # called as Keras begins a step
+        self.on_mark: Callable[[Event], tuple[int, int | None] | None] = lambda _: None  # as a mark begins and ends
+        self.on_fetch: Callable[[Event], None] = lambda _: None  # called as a batch of a marked step is fetched
         self.current: Callable[[], StepRecord | None] = lambda: None  # the step of a loop without marks
         self.again: tuple[str, str | None] = "", None  # a function that is compiled now, and why again
         self._warned = False
@@ -188,9 +189,9 @@ class StepClock:
         self.boundary()
         if self._closed:
             return None
-        fetch = self.fetched() if explicit else None
-        if not explicit:
-            self.paused()
+        what = what or What(next((library for library in MARKS if MARKS[library] == rule), rule), "", "")
+        begun_ns = monotonic_ns()
+        fetch = self.on_mark(Event("mark", begun_ns, begun_ns, what, kind, edge="begin"))
         number = self._next
         if step is not None:  # the program numbers its steps
             number, self.steps_before = self._rising(step, warn=rule == "mark"), 0
@@ -199,14 +200,13 @@ class StepClock:
             self._reached()
             return None
         self._next = number + 1
-        self.marked = self.marked or explicit
         self.annotates = True
         annotation = self._annotate(kind, number)
         self._thread = get_ident()
         start_ns = self._progress_ns = monotonic_ns()
         opened = OpenStep(number, kind, start_ns, annotation, complete, explicit, rule, owner=_owner())
-        opened.what, opened.number = what, step
-        if fetch is not None:
+        opened.what, opened.number, opened.begun_ns = what, step, begun_ns
+        if fetch is not None:  # before the mark
             opened.start_ns, opened.input_ns = fetch
         if self._last is not None:
             self._last.next_ns, self._last = opened.start_ns, None
@@ -355,6 +355,7 @@ class StepClock:
         finally:
             end_ns = self.leave()
             self.events.add("fetch", what, id(source), start_ns, end_ns, end_of=end_of)
+            self.on_fetch(Event("fetch", start_ns, end_ns, what, id(source), end_of=end_of))
             waited_ns = end_ns - start_ns - (self._other_ns - other_ns)
             if step is not None and step is self._open and self.trains_here:
                 step.input_ns = (step.input_ns or 0) + (waited_ns if waited_ns > 0 else 0)
@@ -531,23 +532,31 @@ class StepClock:
         if ending is None or (step is not _ANY and step is not ending):
             return
         self._open = None
-        if ending.annotation is not None:
-            ending.annotation.__exit__(None, None, None)
-            ending.annotation = None
+        self._exit(ending)
         if not ending.complete:
             self._next = ending.step
             ending.step -= 1
+        end_ns = monotonic_ns()
         if ending.step >= 0 and not self._closed:
-            ending.end_ns = self._progress_ns = monotonic_ns()
+            ending.end_ns = self._progress_ns = end_ns
             self._ended.append(ending)
             if ending.explicit and ending.complete:
                 self._last = ending
             if ending.complete:
-                number = ending.number
-                self.events.add("mark", ending.what, ending.kind, ending.start_ns, ending.end_ns, number=number)
+                self.events.add("mark", ending.what, ending.kind, ending.begun_ns, end_ns, number=ending.number)
                 self._note(ending, ending.end_ns)
                 self._recent[ending.kind].append(ending.end_ns - ending.start_ns)
                 self.count += 1
+        self._unmark(ending, end_ns, "end" if ending.complete else "drop")
+
+    @staticmethod
+    def _exit(step: OpenStep) -> None:
+        annotation, step.annotation = step.annotation, None
+        if annotation is not None:
+            annotation.__exit__(None, None, None)
+
+    def _unmark(self, step: OpenStep, end_ns: int, edge: str) -> None:
+        self.on_mark(Event("mark", step.begun_ns, end_ns, step.what, step.kind, number=step.number, edge=edge))
 
     def exit(self, *, done: bool) -> None:
         """End the open step of a framework's loop; if an exception ended the loop, drop an incomplete one."""
@@ -560,8 +569,8 @@ class StepClock:
         if step is not None and not step.complete:
             self._open = None
             self._next = step.step
-            if step.annotation is not None:
-                step.annotation.__exit__(None, None, None)
+            self._exit(step)
+            self._unmark(step, monotonic_ns(), "drop")
         self.end()
 
     def open_step(self) -> StepRecord | None:

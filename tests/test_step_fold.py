@@ -1,0 +1,178 @@
+"""Steps from lists of events, and from the events of the recorded corpus."""
+
+import random
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import tpunb as tp
+from tpunb import schema
+from tpunb.frames.profile import RunEvents
+from tpunb.instrument.events import NAMED
+from tpunb.instrument.sink import Signature, What
+from tpunb.profiler.loop import Loop
+from tpunb.profiler.step_clock import StepClock
+from tpunb.step_stats.step_fold import Event, StepFold, steps_of
+
+CORPUS = Path(__file__).parent / "corpus"
+SCHEMAS = {"events": schema.RUN_EVENTS, **NAMED}
+STATE = "float32[9,9], float32[9]"
+TAKES_STATE = Signature(f"{STATE}, float32[4,9]", f"{STATE}, float32[]")
+RETURNS_NUMBERS = Signature(f"{STATE}, float32[4,9]", "float32[]")
+
+
+def events(*kinds, **facts):
+    """Return events of a millisecond each, one after the other: the kind and the key of each, as "fetch data"."""
+    made = []
+    for number, text in enumerate(kinds):
+        kind, _, key = text.partition(" ")
+        made.append(Event(kind, number * 1000, number * 1000 + 999, key=key or None, **facts.get(key, {})))
+    return made
+
+
+def folded(made):
+    fold = StepFold()
+    return [step for event in made for step in fold.add(event)] + fold.finish()
+
+
+def kinds(made):
+    return dict(Counter(step.kind for step in folded(made)))
+
+
+def test_a_step_names_its_rule_its_reason_and_the_events_that_make_it():
+    steps = folded(events(*["fetch data", "gradient", "gradient", "update sgd"] * 3))
+    assert [(step.kind, step.rule) for step in steps] == [("train", "optimizer")] * 3
+    assert steps[0].reason == "an optimizer updates the parameters"
+    assert [event.event for event in steps[1].events] == ["fetch", "gradient", "gradient", "update"]
+    assert (steps[1].start, steps[1].end, steps[1].input) == (4000, 7999, 999)
+
+
+def test_a_function_that_takes_the_state_and_returns_numbers_evaluates_whatever_its_name():
+    facts = {"f": {"arrays": TAKES_STATE}, "train_more": {"arrays": RETURNS_NUMBERS}}
+    assert kinds(events(*["call f", "call train_more"] * 5, **facts)) == {"train": 5, "eval": 5}
+
+
+def test_what_the_program_marks_is_a_step_and_what_it_calls_there_is_none():
+    mark = {"what": What("tpunb", "tpunb.profiler.capture", "Run.step"), "key": "train"}
+    made = []
+    for start in range(0, 3000, 1000):
+        made += [
+            Event("fetch", start, start + 100, key="data"),
+            Event("mark", start + 200, start + 200, edge="begin", **mark),
+            Event("call", start + 300, start + 400, key="f"),
+            Event("mark", start + 200, start + 900, edge="end", **mark),
+        ]
+    steps = folded(made)
+    facts = [(step.kind, step.rule, step.start, step.end, step.input) for step in steps]
+    assert facts[0] == ("train", "mark", 200, 900, None)  # only now it is known that the program marks its steps
+    assert facts[1:] == [("train", "mark", start, start + 900, 100) for start in (1000, 2000)]
+    assert [event.event for event in steps[1].events] == ["fetch", "call", "mark"]
+
+
+def test_the_end_of_data_that_a_library_marks_begins_no_step():
+    fetch = Event("fetch", 0, 10, What("keras", "keras", "EpochIterator.__next__"), "data")
+    assert folded([fetch, fetch, fetch, fetch]) == []
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    def load(name):
+        with zipfile.ZipFile(CORPUS / f"{name}.zip") as archive:
+            archive.extractall(tmp_path / name)
+        return tp.load(tmp_path / name)
+
+    return load
+
+
+ENTRIES = ["jax_evaluates_often", "keras_validates_often", "tensorflow_healthy", "torch_validates_often"]
+ENTRIES += ["refuted_jax_accumulates_gradients", "refuted_jax_updates_actor_and_critic", "trainer_plain_torch_save"]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_recorded_events_make_the_steps_that_the_capture_found(recorded, name):
+    run = recorded(name)
+    assert [step.kind for step in steps_of(run.run_events)] == tp.steps(run).frame["kind"].to_list()
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_other_names_of_what_a_program_has_change_nothing_but_names(recorded, name):
+    run = recorded(name).run_events
+    words = pl.int_range(pl.len()).map_elements(lambda number: f"f{number:04}", pl.String)
+    functions = pl.col("library").ne("keras") & ~pl.col("name").str.contains(r"^Module\.")
+    names = run.names.with_columns(name=pl.when(functions).then(words).otherwise("name"))
+    keys = run.keys.with_columns(
+        name=pl.when(pl.col("name").is_in(["train", "eval", "predict"])).then("name").otherwise(words)
+    )
+    places = run.places.with_columns(file=words, function=words)
+    renamed = RunEvents(run.events, names, places, keys, run.signatures)
+    before, after = steps_of(run), steps_of(renamed)
+    assert [(step.rule, step.start, step.end) for step in after] == [
+        (step.rule, step.start, step.end) for step in before
+    ]
+    roles = [(old.kind, new.kind) for old, new in zip(before, after, strict=True)]
+    assert len({old for old, _ in roles}) == len({new for _, new in roles}) == len({*roles})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_events_of_two_threads_make_the_same_steps_in_any_order_of_theirs(recorded, seed):
+    run = recorded("torch_validates_often").run_events
+    of_one = run.events
+    other = of_one.with_columns(thread=pl.col("thread") + 1)
+    rows = [of_one, other]
+    taken, parts, choose = [0, 0], [], random.Random(seed)
+    while any(taken[which] < rows[which].height for which in (0, 1)):
+        which = choose.choice([which for which in (0, 1) if taken[which] < rows[which].height])
+        length = choose.randint(1, 40)
+        parts.append(rows[which].slice(taken[which], length))
+        taken[which] += length
+    mixed = steps_of(run._replace(events=pl.concat(parts)))
+    assert sorted(mixed, key=lambda step: step.start) == sorted(steps_of(run) * 2, key=lambda step: step.start)
+
+
+def test_a_loop_records_the_steps_that_its_events_make_at_load(monkeypatch):
+    """Each signal of a library is an event of the run, from which alone the same steps follow."""
+    now_ns = [10**18]
+
+    def clock():
+        now_ns[0] += 1_000_000
+        return now_ns[0]
+
+    for module in ("loop", "step_clock"):
+        monkeypatch.setattr(f"tpunb.profiler.{module}.monotonic_ns", clock)
+    recording = StepClock(lambda kind, number: None)
+    recording.events.origin_ns = now_ns[0]
+    loop, choose = Loop(recording), random.Random(1)
+    train, evaluate = (What("", "train", name) for name in ("step", "score"))
+    modes = {on: What("torch", "torch.nn", f"Module.{'eval' if on else 'train'}") for on in (True, False)}
+    program = ""
+    for number in range(400):
+        if number % 20 == 0:
+            program = choose.choice(["calls", "calls", "updates", "marks", "keras", "fetches"])
+        loop.fetched("data", clock(), clock())
+        if program == "calls":
+            loop.called("step", clock(), clock(), None, what=train, signature=TAKES_STATE)
+            if number % 5 == 0:
+                loop.called("score", clock(), clock(), None, what=evaluate, signature=RETURNS_NUMBERS)
+        elif program == "updates":
+            loop.learned(clock())
+            loop.updated("sgd", clock(), clock(), None)
+        elif program == "marks":
+            with_mark = recording.begin("train", explicit=True, rule="mark")
+            loop.called("step", clock(), clock(), None, what=train)
+            recording.end(with_mark)
+        elif program == "keras":
+            recording.begin("predict")
+            recording.exit(done=True)
+        else:
+            loop.evaluates(on=number % 2 == 0, what=modes[number % 2 == 0])
+    loop.close()
+    live = recording.take(final=True)
+    recording.events.close()
+    tables = recording.events.take().tables("host")
+    empty = {name: pl.DataFrame(schema=columns) for name, columns in SCHEMAS.items()}
+    at_load = steps_of(RunEvents(**{name: tables.get(name, frame) for name, frame in empty.items()}))
+    assert [(step.kind, step.rule) for step in live] == [(step.kind, step.rule) for step in at_load]
+    assert len({step.rule for step in live}) >= 4
