@@ -48,6 +48,7 @@ _AROUND, _SOURCE_BYTES = 3, 1 << 20  # lines before and after a source line; of 
 
 _TYPES = {"str": "string", "str | None": "string", "int": "integer", "int | None": "integer", "bool": "boolean"}
 _PARAMETERS = {
+    "name": "Id or name of a cause, as report returns it.",
     "run": "Name of a run, as list_runs returns it, or the path of a profile in the folder.",
     "a": "Name of the run to compare with.",
     "b": "Name of the other run.",

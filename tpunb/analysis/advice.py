@@ -13,8 +13,8 @@ from tpunb import schema
 from tpunb.analysis.time_line import FEWEST_TRACED, INSIDE_STEPS
 from tpunb.analysis.calls import call_metrics
 from tpunb.analysis.causes import CAUSES, Cause, Remedy
-from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
-from tpunb.analysis.metrics import account_metrics, phase_metrics, scale_metrics, traits
+from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
+from tpunb.analysis.metrics import account_metrics, crowding_of_waits, phase_metrics, scale_metrics, traits
 from tpunb.analysis.roofline import Roofline, roofline
 from tpunb.analysis.run import Run, loaded
 from tpunb.analysis.run import phases as phases_of
@@ -32,6 +32,7 @@ NAMED_SHARE = 0.1
 _COUNTED = 0.9  # share of busy time with known FLOPs below which utilisation is a lower bound
 _LEAST_SAVING = 0.01  # share of all step time, or of wall time: advice that saves less is left out
 _FEWEST_SAMPLES = 3  # in an account whose place is named
+_FEWEST_AROUND = 3  # accounts, of each of which most is at a place that contains the training
 _ONCE = ("preparation", "program startup", "checkpoint restore", "data loading", PEERS)  # also beside the training
 _TRAINED = 2  # steps, after which it trains
 _LATE = ("imports", "long startup", "preparation")  # causes of what is paid once
@@ -235,7 +236,7 @@ def _of_accounts(run: Goodput, of_run: pl.DataFrame, of_phases: pl.DataFrame) ->
     columns = {"account": pl.String(), "subject": pl.String(), "mostly": pl.String(), "typical_ps": pl.Float64()}
     sums = pl.DataFrame(rows, schema={**columns, "rest": pl.Float64(), "phase": pl.Int64()}, orient="row")
     busy = pl.lit(others_used(run) is not None)
-    sums = sums.with_columns(crowding=pl.lit(crowding(run.load)), busy=busy)
+    sums = sums.with_columns(crowding=pl.lit(crowding_of_waits(run)), busy=busy)
     general = _applied("account", sums, float(run.wall_ps), run)
     inside = of_phases.filter(pl.col("phase").is_not_null()).drop_nulls("account").unique("account", keep="first")
     inside = inside.select(
@@ -315,14 +316,21 @@ def mostly(run: Goodput, account: str) -> str:
 
 
 def _cause_of(run: Goodput, account: str) -> list[str]:
-    half_ps = run.time_ps(account) / 2
+    half_ps, around = run.time_ps(account) / 2, _around_training(run)
     work = pl.col("detail").str.replace(" again for .*", " again")  # for one shape after the other
     works = totals(run, "detail").filter(pl.col("account") == account, pl.col("detail").ne_missing(INSIDE_STEPS))
     of = works.sort("time_ps").group_by(work.alias("work")).agg(pl.col("time_ps").sum(), pl.col("detail").last())
     at = run.stalls.filter(pl.col("kind") == account, pl.col("time_ps") > half_ps)
-    details = [*of.filter(pl.col("time_ps") > half_ps)["detail"].drop_nulls()]
-    places = [*_sampled_place(run, account), *at["place"].drop_nulls()]
+    details = [name for name in of.filter(pl.col("time_ps") > half_ps)["detail"].drop_nulls() if name not in around]
+    places = [place for place in (*_sampled_place(run, account), *at["place"].drop_nulls()) if place not in around]
     return [*details[:1], *[place for place in places[:1] if place not in details]]
+
+
+def _around_training(run: Goodput) -> set[str]:
+    """Return the places that contain the whole training, such as ``model.fit``: most of several accounts is there."""
+    most = run.places.filter(pl.col("share") > 0.5, pl.col("account") != "profiler").drop_nulls("place")
+    accounts = most.group_by("place").len().filter(pl.col("len") >= _FEWEST_AROUND)
+    return {*accounts["place"]}
 
 
 def _sampled_place(run: Goodput, account: str) -> Iterator[str]:

@@ -298,7 +298,10 @@ _OF_INPUT = (
 _ONCE = Remedy(
     "compile once: make functions outside of the loop, use few shapes (padding, buckets), pass no Python numbers"
 )
-_JAX_CACHE = "jax.config.update('jax_compilation_cache_dir', 'compiled')"
+_JAX_CACHE = (  # by default, what compiles within a second is not kept
+    "jax.config.update('jax_compilation_cache_dir', 'compiled'); "
+    "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)"
+)
 _again = pl.max_horizontal("retracing", "rebuilding")
 _prepared = pl.col("preparation") - pl.col("importing").fill_null(0)
 
@@ -345,7 +348,11 @@ _OF_STARTUP = (
         saves=pl.col("rebuilding"),
         sentence="Tracing and compiling the steps of {models} models took {took} after the first",
         remedies=(
-            Remedy("build and compile one model, and set its weights (get_weights, set_weights) for each training"),
+            Remedy(
+                "compile one model once, and set what differs between trainings: weights, the rate of its optimizer",
+                "model.set_weights(weights); model.optimizer.learning_rate.assign(rate)",
+                before="model.compile(keras.optimizers.SGD(rate), loss)",
+            ),
         ),
         evidence=f"{_CLOCK}traces of the step of fit",
         source="https://keras.io/api/models/model_training_apis: compile() makes a new step",
@@ -357,11 +364,11 @@ _OF_STARTUP = (
         saves=pl.col("first"),
         sentence="Tracing, compiling and first runs took {took}{mostly}",
         remedies=(
+            Remedy("train longer per run, or keep programs", _JAX_CACHE, when=_is("backend", "JAX")),
             Remedy(
                 "train longer per run: TensorFlow keeps no cache of what it traces",
                 when=_is("framework", "Keras", "TensorFlow"),
             ),
-            Remedy("train longer per run, or keep programs", _JAX_CACHE, when=_is("framework", "JAX")),
             Remedy("enable the persistent compilation cache, load data while programs compile, train longer per run"),
         ),
         evidence=f"{_CLOCK}tracing, lowering, compilation, and first runs of what was traced",
@@ -374,7 +381,7 @@ _OF_STARTUP = (
         saves=pl.col("compiled_ps") / pl.col("typical_ps"),
         sentence="Compilation takes {compiled_ps}",
         remedies=(
-            Remedy("paid once per run; keep programs", _JAX_CACHE, when=_is("framework", "JAX")),
+            Remedy("keep programs, which costs this once", _JAX_CACHE, when=_is("backend", "JAX")),
             Remedy("enable a persistent compilation cache; this cost is paid once per run"),
         ),
         evidence=f"{_FULL}compilation in the first step of a kind",

@@ -22,7 +22,7 @@ from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.op_matrix import distinct_ops, op_matrix, self_times
 from tpunb.frames.steps import WallClock
-from tpunb.schema import ACCOUNTS, SPANS, UTILISATION, check
+from tpunb.schema import ACCOUNTS, DATA_END, NEW_ITERATOR, SPANS, UTILISATION, WORKERS_START, check
 from tpunb.step_stats.boundaries import is_primitive
 from tpunb.step_stats.launches import sync_place
 
@@ -66,11 +66,12 @@ _OF_FRAMEWORKS = {
 }
 """Modules that a program of a framework cannot do without."""
 _WAITS = r" ← .*\.(get|put|join|wait|result|acquire|recv|communicate|poll)$"  # for another thread or process
+_SLEEP = " ← time.sleep"  # which no processor shortens
 _COLLECTS = r" ← (gc\.)?collect$"
 _CALLS = r" ← .*\bmodel(\.predict|\.predict_on_batch)?$"  # in a callback
 _TEXTS = {  # metrics of the run that are no figures
     *("callback", "retraced", "reason", "changed", "models", "data", "saves", "waits", "evaluates", "eager", "debug"),
-    *("framework", "collects", "calls", "others"),
+    *("framework", "backend", "collects", "calls", "others"),
 }
 _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
 _MANY_OPS, _SMALL_PS, _SMALL_SHARE = 1000, 10e6, 0.8  # of PyTorch on a CPU in a step: 3 us each in loops over examples
@@ -366,7 +367,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken |= {"retracing": min(retracing_ps, taken["startup"]), "rebuilding": min(rebuilding_ps, taken["startup"])}
     taken["first"] = taken["startup"] - max(taken["retracing"], taken["rebuilding"])
     collecting = run.frame.filter(account="step time deviation", detail="garbage collection")
-    anew = run.frame.filter(account="data loading", detail="a new iterator at the end of an epoch")
+    anew = run.frame.filter(account="data loading", detail=NEW_ITERATOR)
     taken["anew"] = int(anew["time_ps"].sum()) // run.hosts
     taken["ending"], taken["ended"] = _ending_ps(run) if _reads_tf_data(phases.steps) else (0, 0)
     most_ps = taken["loading"] - taken["anew"] - taken["ended"]
@@ -403,7 +404,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
             (cause for pattern, cause in _CHANGED.items() if re.search(pattern, f"{retraced}: {reason}")), None
         ),
         **_growth(phases.steps),
-        "crowding": crowding(run.load),
+        "crowding": crowding_of_waits(run),
         "others": others,
         "eager": eager,
         "debug": phases.steps.metadata.get("debug"),
@@ -422,6 +423,13 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     if failure_every_h is not None and saves:
         row["save_best_ps"] = math.sqrt(2 * taken["saving"] / saves * failure_every_h * 3.6e15)
     return pl.DataFrame([row], schema={name: pl.String() if name in _TEXTS else pl.Float64() for name in row})
+
+
+def crowding_of_waits(run: Goodput) -> float:
+    """Return `crowding` of the time in which the program waits for input, but for its sleeps."""
+    places = run.places.filter(account="data loading").drop_nulls("place")
+    asleep = places.filter(pl.col("place").str.ends_with(_SLEEP))["samples"].sum()
+    return crowding(run.load) * (1 - asleep / max(places["samples"].sum(), 1))
 
 
 def _is_mostly_at(places: pl.DataFrame, account: str, pattern: str) -> bool:
@@ -450,7 +458,7 @@ def _reads_tf_data(steps: Steps) -> bool:
 
 def _ending_ps(run: Goodput) -> tuple[int, int]:
     """Return the time in which iterators end: of those after which the run trains on, and of all."""
-    ends = run.segments.filter(account="data loading", detail="end of the data")
+    ends = run.segments.filter(account="data loading", detail=DATA_END)
     trains = run.segments.filter(pl.col("account") == "productive").group_by("host")
     later = pl.col("start_ps") < pl.col("last_ps")
     ends = ends.join(trains.agg(last_ps=pl.col("start_ps").max()), on="host", how="left")
@@ -461,7 +469,7 @@ def _starting_ps(steps: Steps) -> list[int]:
     """Return the time to start workers of DataLoaders, of the first and later: until a batch, beyond a usual wait."""
     if steps.wall is None:
         return [0, 0]
-    starts = steps.wall.spans.filter(detail="start of workers").sort("start_ps")
+    starts = steps.wall.spans.filter(detail=WORKERS_START).sort("start_ps")
     starts = starts.with_columns(later=pl.int_range(pl.len()).over("host") > 0)
     waits = steps.frame.select("host", end_ps=pl.col("start_ps") + pl.col("dur_ps"), wait_ps="input_ps").drop_nulls()
     usual = waits.group_by("host").agg(pl.col("wait_ps").median().alias("usual_ps"))
@@ -580,14 +588,15 @@ _PIPELINE = ("PyFunc", "^Iterator::")  # operations of tf.data's functions in Py
 
 @memoised
 def traits(steps: Steps) -> dict[str, str | None]:
-    """Return ``data``, the kind of the data of a run, and ``framework``, if known.
+    """Return ``data``, the kind of the data of a run, ``framework``, and the ``backend`` of its operations, if known.
 
     Data are "tuned tf.data" after trials, and "Python tf.data" where functions in Python take half of the pipeline.
     """
     data, named = steps.metadata.get("data"), distinct_ops(steps)
     ops = named["op"].unique().cast(pl.String)
     tuned = steps.wall is not None and bool((steps.wall.spans["account"] == "tuning").any())
-    framework = next((name for name, pattern in _FRAMEWORKS.items() if ops.str.contains(pattern).any()), None)
+    backend = next((name for name, pattern in _FRAMEWORKS.items() if ops.str.contains(pattern).any()), None)
+    framework = backend
     if framework != "PyTorch" and (steps.frame["rule"] == "keras").any():  # on any backend with such parameters
         framework = "Keras"
     if framework is None and (steps.frame["rule"] == "gradients").any():
@@ -599,7 +608,7 @@ def traits(steps: Steps) -> dict[str, str | None]:
         of_kinds = (_of_names(steps, named.filter(op.str.contains(kind)), ["self_ps"]) for kind in _PIPELINE)
         in_python, all_ps = (int(rows["self_ps"].sum()) for rows in of_kinds)
         data = "Python tf.data" if in_python > all_ps / 2 else data
-    return {"data": data, "framework": framework}
+    return {"data": data, "framework": framework, "backend": backend}
 
 
 _CHANGED = {

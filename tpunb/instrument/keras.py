@@ -18,6 +18,7 @@ import numpy as np
 from tpunb.errors import TpunbError, need
 from tpunb.instrument.registry import Attribute, Hook, Library, Priority, around
 from tpunb.instrument.sink import END_OF_DATA, Clock, Sink, What
+from tpunb.schema import DATA_END, NEW_ITERATOR
 from tpunb.signals import Spent
 
 LIBRARY = Library("keras", "keras", ("3.6", "3.15.1"))
@@ -96,7 +97,7 @@ def _steps(sink: Sink, stack: ExitStack) -> None:
 
         def patched(self: Any, batch: Any, logs: Any = None) -> None:
             if begins:
-                clock.begin_batch(kind, ANEW, what)
+                clock.begin_batch(kind, NEW_ITERATOR, what)
                 if timing.first and kind == "train":
                     timing.first = False
                     clock.steps_before = _steps_before(self) if clock.steps_before is None else clock.steps_before
@@ -131,7 +132,7 @@ def _steps(sink: Sink, stack: ExitStack) -> None:
                 with clock.within(account, name, event=_EVENTS[name], what=what, key=_METHODS[name][0]):
                     value = original(self, *args, **kwargs)
                     if name == "fit" and len(_running) == 1 and timing.ended_ns:  # it has freed its iterator since
-                        spent = Spent("data loading", "end of the data", timing.ended_ns, monotonic_ns())
+                        spent = Spent("data loading", DATA_END, timing.ended_ns, monotonic_ns())
                         clock.on_spent(spent, end_of=END_OF_DATA)
                 done = True
             finally:
@@ -324,7 +325,6 @@ def _batch_size(x: Any, batch_size: object) -> object:
     return spec.shape[0]
 
 
-ANEW = "a new iterator at the end of an epoch"
 _ITERATOR = "_tpunb_iterator"
 _LAST = "_tpunb_last_batch"
 _TURNS = "_tpunb_turns"
@@ -350,7 +350,7 @@ def timed(clock: Clock, kind: Callable[[], str | None], original: Callable[[Any]
         if running is None:  # the iterator of another loop
             return original(epochs)
         if _is_over(epochs):  # no step begins: Keras replaces the iterator, whose end waits for what it prepares
-            with clock.within("data loading", ANEW, what=what):
+            with clock.within("data loading", NEW_ITERATOR, what=what):
                 return original(epochs)
         clock.request(running, what)
         first, last, data = clock.draw(draw, epochs, what)

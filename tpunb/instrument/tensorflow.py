@@ -20,6 +20,7 @@ from tpunb.instrument.keras import STEP_FUNCTION
 from tpunb.instrument.profiler_sessions import Sessions
 from tpunb.instrument.registry import Library, Priority, around, loaded
 from tpunb.instrument.sink import END_OF_DATA, NEW_FUNCTION, Sink, What
+from tpunb.schema import DATA_END
 from tpunb.signals import Spent
 
 LIBRARY = Library("tensorflow", "tensorflow", ("2.18", "2.21"))
@@ -71,7 +72,7 @@ class _End:
 
     def __del__(self) -> None:
         if self._begun_ns and self._sink.is_training():
-            spent = Spent("data loading", "end of the data", self._begun_ns, monotonic_ns())
+            spent = Spent("data loading", DATA_END, self._begun_ns, monotonic_ns())
             self._sink.clock.on_spent(spent, end_of=END_OF_DATA)
 
 

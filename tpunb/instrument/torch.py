@@ -18,6 +18,7 @@ from tpunb.instrument.hooks import fetching, listen_to_calls
 from tpunb.instrument.profiler_sessions import Sessions
 from tpunb.instrument.registry import Library, Priority, around, loaded, watching
 from tpunb.instrument.sink import Clock, Result, Sink, What
+from tpunb.schema import WORKERS_START
 
 LIBRARY = Library("torch", "torch", ("2.7", "2.13"))
 
@@ -42,7 +43,7 @@ def _batches(sink: Sink, stack: ExitStack) -> None:
         if clock.loads:
             return original(self)
         anew = workers and not getattr(self, "persistent_workers", True)
-        detail = "start of workers" if anew else "start of a DataLoader"
+        detail = WORKERS_START if anew else "start of a DataLoader"
         with clock.within("data loading", detail, what=What.of("torch", original)):
             return original(self)
 

@@ -28,6 +28,7 @@ from tpunb.profiler.recorder import Keep
 from tpunb.profiler.schedule import Schedule
 from tpunb.profiler.session import CaptureSession, Status
 from tpunb.profiler.sources import TPU, Address, Local, Replay, Source, Torch
+from tpunb.schema import DATA_END
 from tpunb.training.files import guard
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class Run:
                 # no exception, which would refer to the iterator, is handled when that ends
                 batch = next(batches, _END) if step is None else self._clock.draw(_next, batches, what)
                 if batch is _END:
-                    with self._clock.within("data loading", "end of the data", what=what, end_of=END_OF_DATA):
+                    with self._clock.within("data loading", DATA_END, what=what, end_of=END_OF_DATA):
                         del batches  # which may end threads
                     return
                 if step is not None:
