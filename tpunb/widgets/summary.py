@@ -144,6 +144,8 @@ class Summary(NullRun):
     def _overhead(self) -> str | None:
         saving = 0.0 if self.run is None else self.run.status.saving
         share, interval = self.profile.overhead, self.profile.overhead_interval
+        if self.goodput is not None and not self.goodput.frame.filter(account="profiler")["time_ps"].null_count():
+            share, interval = self.goodput.time_ps("profiler") / self.goodput.wall_ps, None  # as the verdict has it
         parts = [] if share is None else [estimated_overhead(share, interval)]
         parts += [f"{'of which ' * bool(parts)}checkpointing {saving:.1f} s"] if saving >= 0.05 else []
         return f"cost of windows: {', '.join(parts)}" if parts else None
