@@ -14,7 +14,7 @@ from tpunb.analysis.time_line import FEWEST_TRACED, INSIDE_STEPS
 from tpunb.analysis.calls import call_metrics
 from tpunb.analysis.causes import CAUSES, Cause, Remedy
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
-from tpunb.analysis.metrics import account_metrics, crowding_of_waits, phase_metrics, scale_metrics, traits
+from tpunb.analysis.metrics import account_metrics, crowding_of_waits, dispatch, phase_metrics, scale_metrics, traits
 from tpunb.analysis.roofline import Roofline, roofline
 from tpunb.analysis.run import Run, loaded
 from tpunb.analysis.run import phases as phases_of
@@ -35,7 +35,7 @@ _FEWEST_SAMPLES = 3  # in an account whose place is named
 _FEWEST_AROUND = 3  # accounts, of each of which most is at a place that contains the training
 _ONCE = ("preparation", "program startup", "checkpoint restore", "data loading", PEERS)  # also beside the training
 _TRAINED = 2  # steps, after which it trains
-_LATE = ("imports", "long startup", "preparation")  # causes of what is paid once
+_LATE = ("long startup", "preparation")  # causes of what is paid once
 _LATE_ACCOUNTS = ("preparation", "program startup")
 _NO_WASTE = ("productive", "profiler", "tuning", "resuming")
 _SCHEMA = {**schema.ADVICE, "account": pl.String(), "late": pl.Boolean()}
@@ -236,7 +236,9 @@ def _of_accounts(run: Goodput, of_run: pl.DataFrame, of_phases: pl.DataFrame) ->
     columns = {"account": pl.String(), "subject": pl.String(), "mostly": pl.String(), "typical_ps": pl.Float64()}
     sums = pl.DataFrame(rows, schema={**columns, "rest": pl.Float64(), "phase": pl.Int64()}, orient="row")
     busy = pl.lit(others_used(run) is not None)
-    sums = sums.with_columns(crowding=pl.lit(crowding_of_waits(run)), busy=busy)
+    excuses = {"data loading": crowding_of_waits(run), "program code": dispatch(run)}
+    excused = pl.col("account").replace_strict(excuses, default=0.0, return_dtype=pl.Float64)
+    sums = sums.with_columns(excused=excused, busy=busy)
     general = _applied("account", sums, float(run.wall_ps), run)
     inside = of_phases.filter(pl.col("phase").is_not_null()).drop_nulls("account").unique("account", keep="first")
     inside = inside.select(

@@ -122,17 +122,11 @@ _FULL = "steps traced in full: "
 _XPROF = "XProf's smart suggestions: "
 
 _least = pl.when(pl.col("account") == "evaluation").then(0.2).otherwise(0.1)  # what the program asks for is no waste
-_is_crowded = (
-    pl.when(pl.col("account") == "step time deviation")
-    .then(pl.col("busy") & (pl.col("rest") < 0.25))
-    .when(pl.col("account") == "data loading")
-    .then(pl.col("rest") * (1 - pl.col("crowding")) <= 0.1)
-    .otherwise(False)
-)
+_is_crowded = (pl.col("account") == "step time deviation") & pl.col("busy") & (pl.col("rest") < 0.25)
 
 _GENERAL = Cause(
     *("T001", None, "no known cause"),
-    when=(pl.col("rest") >= _least) & ~_is_crowded,
+    when=(pl.col("rest") * (1 - pl.col("excused")) >= _least) & ~_is_crowded,
     saves=pl.col("rest"),
     sentence="{subject} took {took}{mostly}",
     remedies=(),
@@ -190,7 +184,8 @@ _waiting = pl.col("loading") - _explained
 
 _OF_INPUT = (
     Cause(
-        "T101", "data loading", "slow input", when=_waiting * (1 - pl.col("crowding")) > 0.1, saves=_waiting,
+        "T101", "data loading", "slow input",
+        when=_waiting * (1 - pl.col("crowding")) * (pl.col("refitting") == 0) > 0.1, saves=_waiting,
         sentence="Waiting for input took {took}{mostly}", remedies=_INPUT,
         evidence=f"{_CLOCK}from the request of a batch until it is there",
         source="over 10 % of step time: XProf's InputBoundRule",
@@ -318,11 +313,15 @@ _OF_STARTUP = (
         evidence=f"{_FULL}compilation in later steps of a kind",
         source="https://www.tensorflow.org/guide/function, on retracing", no_fault="as T201", of="phase"),
     Cause(
-        "T206", "preparation", "imports", when=pl.col("avoidable") > 0.1, saves=pl.col("avoidable"),
-        sentence="Importing modules other than the framework took about {took}{mostly}",
-        remedies=(Remedy("import only what the program uses; a longer run pays this once, too"),),
-        evidence="samples of the thread that trains, while it imports",
-        source="the import of the library that trains is not counted", no_fault="a run that is short on purpose"),
+        "T206", "preparation", "fits of one batch", when=pl.col("refitting") > 0.1, saves=pl.col("refitting"),
+        sentence="Beginning and ending fits of one batch each took {took}",
+        remedies=(
+            Remedy(
+                "train on each batch without a fit of its own", "model.train_on_batch(x, y)",
+                before="model.fit(x, y, epochs=1)"),),
+        evidence=f"{_CLOCK}fits, and their number by that of steps",
+        source="https://keras.io/api/models/model_training_apis: train_on_batch",
+        no_fault="callbacks or metrics of each fit are used"),
     Cause(
         "T207", "preparation", "preparation", when=_prepared > pl.col("productive"), saves=_prepared,
         sentence="Preparation before and between trainings took {took}{mostly}",
@@ -418,12 +417,16 @@ _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, 
 
 _OF_THE_PROGRAM = (
     Cause(
-        "T401", "program code", "program code", when=pl.col("code") > 0.1, saves=pl.col("code"),
+        "T401", "program code", "program code", when=pl.col("code") * (1 - pl.col("dispatch")) > 0.1,
+        saves=pl.col("code"),
         sentence="Code of the program took {took}{mostly}",
         remedies=(
             Remedy(
                 "it waits for another thread or process: make that faster, or share its work among processes",
                 when=_is("waits", "thread")),
+            Remedy(
+                "remove gc.collect() from the loop: what nothing refers to is freed without it",
+                when=_is("waits", "collector")),
             Remedy("do it less often, in another thread, or on the device")),
         evidence=f"{_CLOCK}time between steps; samples of the thread that trains, within",
         source="10 % as for input", no_fault="it is the work of the training, such as the environment of an agent"),

@@ -58,21 +58,17 @@ _FEWEST_LOADS, _STEADY, _GROWN = 3, 0.75, 0.2  # seconds of load; share of them 
 _SURE_LOADS = 8  # seconds from which on it may shrink in some
 _FEWEST_SLOWING, _RISES = 20, 0.7  # steps; rank correlation of their processor time with their number
 IMPORTS = r" ← import | \(imports\)$"
-_OF_FRAMEWORKS = {
-    "PyTorch": "torch",
-    "TensorFlow": "tensorflow|keras",
-    "Keras": "tensorflow|keras",
-    "JAX": "jax|flax|optax",
-}
-"""Modules that a program of a framework cannot do without."""
 _WAITS = r" ← .*\.(get|put|join|wait|result|acquire|recv|communicate|poll)$"  # for another thread or process
+_COMPILES = 0.5  # share of the samples in startup, at a line that calls what is compiled
 _SLEEP = " ← time.sleep"  # which no processor shortens
 _COLLECTS = r" ← (gc\.)?collect$"
+_CODE_AT = {"thread": _WAITS, "collector": _COLLECTS}
 _CALLS = r" ← .*\bmodel(\.predict|\.predict_on_batch)?$"  # in a callback
 _TEXTS = {  # metrics of the run that are no figures
     *("callback", "retraced", "reason", "changed", "models", "data", "saves", "waits", "evaluates", "eager", "debug"),
     *("framework", "backend", "collects", "calls", "others"),
 }
+_FEWEST_FITS, _STEPS_OF_FIT = 10, 2  # fits that are one batch each, and most steps of one
 _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
 _MANY_OPS, _SMALL_PS, _SMALL_SHARE = 1000, 10e6, 0.8  # of PyTorch on a CPU in a step: 3 us each in loops over examples
 _SLOWER = 1.25  # step time of a stalled phase by that of its twin
@@ -332,12 +328,14 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     models or more, but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew``
     (iterators of Keras), ``ended`` (iterators of tf.data) and ``ending`` (but for the last), ``starting`` and
     ``restarting`` (workers of a DataLoader, in its first pass and later), ``importing`` (modules, by samples of
-    preparation), ``avoidable`` (those but the framework's), ``stepping`` (steps without waits), ``dispatching`` (of
+    preparation), ``refitting`` (around and before the steps of fits of one batch), ``stepping`` (steps without
+    waits), ``dispatching`` (of
     it, what a compiled step would not take; see ``eager``) and ``slowing`` (of steps, beyond those of the first
     quarter) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an
     hour, if steady, to ``memory`` in bytes; ``crowding``, the share of the processors that other programs used
     while none was free; ``eager``, what runs steps operation by operation; ``debug``, what checks each operation;
-    ``data``, the kind of the data; ``waits``, "thread" if code waits for one; ``collects``, "program" if that
+    ``data``, the kind of the data; ``waits``, "thread" if code waits for one, "collector" if it collects garbage;
+    ``dispatch``, the share of code that calls compiled functions; ``collects``, "program" if that
     collects garbage itself; ``calls``, "model" if callbacks mostly call one; ``evaluates``, "predict" if that takes
     most; ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and ``retraced``,
     what took most of it, with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``: function,
@@ -376,9 +374,10 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         most_ps -= taken[name]
     imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(IMPORTS))
     taken["importing"] = round(taken["preparation"] * imports["share"].sum())
-    of_framework = _OF_FRAMEWORKS.get(traits(phases.steps)["framework"] or "", "|".join(_OF_FRAMEWORKS.values()))
-    avoidable = imports.filter(~pl.col("place").str.contains(rf" ← import (?:{of_framework})(?:\W|$)|\(imports\)$"))
-    taken["avoidable"] = round(taken["preparation"] * avoidable["share"].sum())
+    fits = phases.steps.wall.spans.filter(account="fit", detail="fit").height
+    is_fitted = fits >= _FEWEST_FITS and phases.steps.frame.filter(kind="train").height <= _STEPS_OF_FIT * fits
+    around_ps = int(run.frame.filter(account="preparation", detail="fit")["time_ps"].sum()) // run.hosts
+    taken["refitting"] = around_ps + taken["loading"] if is_fitted else 0
     taken["stepping"] = taken["productive"] + taken["idle"] + times.get("step time deviation", 0)
     eager = _eager(phases.steps)
     if eager == "JAX" and is_primitive((retraced or "").removeprefix("jit(").removesuffix(")")):
@@ -411,7 +410,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         **traits(phases.steps),
         "models": str(models),
         "saves": phases.steps.metadata.get("saves"),
-        "waits": "thread" if _is_mostly_at(run.places, "program code", _WAITS) else None,
+        "dispatch": dispatch(run),
+        "waits": next((name for name, at in _CODE_AT.items() if _is_mostly_at(run.places, "program code", at)), None),
         "evaluates": _evaluates(phases.steps),
         "collects": "program" if 2 * _share_at(run.places, _COLLECTS) * run.wall_ps > taken["collecting"] else None,
         "calls": "model" if _is_mostly_at(run.places, "callbacks", _CALLS) else None,
@@ -428,8 +428,17 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
 def crowding_of_waits(run: Goodput) -> float:
     """Return `crowding` of the time in which the program waits for input, but for its sleeps."""
     places = run.places.filter(account="data loading").drop_nulls("place")
-    asleep = places.filter(pl.col("place").str.ends_with(_SLEEP))["samples"].sum()
-    return crowding(run.load) * (1 - asleep / max(places["samples"].sum(), 1))
+    asleep = int(places.filter(pl.col("place").str.ends_with(_SLEEP))["samples"].sum())
+    return crowding(run.load) * (1 - asleep / max(int(places["samples"].sum()), 1))
+
+
+def dispatch(run: Goodput) -> float:
+    """Return the share of the program's code at lines that compile, too: they call the compiled function."""
+    places = run.places.drop_nulls("place")
+    compiling = places.filter(pl.col("share") >= _COMPILES, account="program startup")["place"]
+    code = places.filter(account="program code")
+    calls = int(code.filter(pl.col("place").is_in(compiling.implode()))["samples"].sum())
+    return calls / max(int(code["samples"].sum()), 1)
 
 
 def _is_mostly_at(places: pl.DataFrame, account: str, pattern: str) -> bool:
