@@ -489,7 +489,7 @@ OF_RUN = {
     "rebuilt models": ([(41 + 5 * i, 4, "program startup", "tracing the step of fit") for i in range(4)], {}, 12),
     "long startup": ([(41, 50, "program startup", "loading")], {}, 50),
     "long evaluation": ([], {}, 28),
-    "imports": ([FIT], {}, 45),
+    "fits of one batch": ([(4 * i, 20, "fit", "fit") for i in range(10)], {}, 16),
     "eager steps": ([], {}, 30),  # a quarter in operations
     "debugging": ([], {}, None),
     "uneven ranks": ([(41, 20, "waiting for other ranks", "barrier")], {}, 20),
@@ -509,10 +509,6 @@ def with_facts(rule, phases):
     if rule == "program code":  # two fifths of the samples in steps, whose devices are not traced
         phases = replace(phases, steps=replace(phases.steps, devices=phases.steps.devices.clear()))
         return sampled(phases, *((at, "a.py:3 in f", at % 5 < 2) for at in range(40)))
-    if rule == "imports":  # three quarters of those after the steps
-        return sampled(
-            phases, *((41 + at, "a.py:1 in <module> ← import x" if at % 4 else None, False) for at in range(40))
-        )
     if rule == "eager steps":
         steps = phases.steps
         ops = steps.ops.unique(["host", "step"]).with_columns(self_ps=pl.lit(S, pl.Int64))

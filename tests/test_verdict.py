@@ -174,21 +174,58 @@ def test_what_compiles_before_the_first_step_is_not_compiled_again():
     assert "retracing" not in tp.advise(replace(phases, steps=replace(phases.steps, frame=frame)))["rule"]
 
 
-def test_imports_come_after_what_the_training_wastes():
+def with_samples(phases, *rows):
+    """Phases with samples of (second, place)."""
+    data = [("toy", at * S, place, False, False, False) for at, place in rows]
+    samples = pl.DataFrame(data, schema.SAMPLES, orient="row")
+    return replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, samples=samples)))
+
+
+def test_imports_come_last_and_no_library_is_advised_away():
+    places = [(54 + at, "a.py:1 in <module> ← import x") for at in range(40)]
     fit = (41, 59, "fit", "fit")
-    callback = (42, 11, "callbacks", "Slow.on_epoch_end")
+    assert (
+        verdict(with_samples(accounted(fit, (42, 11, "callbacks", "Slow.on_epoch_end")), *places)).account
+        == "callbacks"
+    )
+    alone = verdict(with_samples(accounted(fit), *places))
+    assert (alone.account, alone.action, alone.cause) == ("preparation", None, "T001")
+    assert "a.py:1 in <module> ← import x" in alone.sentence
 
-    def of(*spans, place="a.py:1 in <module> ← import x"):
-        rows = [("toy", (54 + at) * S, place, False, False, False) for at in range(40)]
-        samples, phases = pl.DataFrame(rows, schema.SAMPLES, orient="row"), accounted(*spans)
-        return verdict(replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, samples=samples))))
 
-    assert of(fit, callback).account == "callbacks"
-    assert of(fit, callback, place="a.py:1 in <module> ← import keras").account == "callbacks"
-    assert of(fit).account == "preparation"
-    assert of(fit).action == "import only what the program uses"
-    for needed in ("a.py:1 in <module> ← import jax.numpy", "a.py:9 in <module> ← torch.optim.AdamW (imports)"):
-        assert of(fit, place=needed).action != "import only what the program uses"
+def test_a_place_that_contains_the_training_is_no_place():
+    spans = [(41, 20, "evaluation", "fit"), (61, 20, "program startup", None), (81, 9, "data loading", None)]
+    everywhere = [(at, "a.py:9 in main ← trainer.train") for at in range(41, 90)]
+    assert "trainer.train" not in verdict(with_samples(accounted(*spans), *everywhere)).sentence
+    assert "trainer.train" in verdict(with_samples(accounted(*spans[:1]), *everywhere)).sentence
+
+
+@pytest.mark.parametrize(("place", "healthy"), [("a.py:9 in read ← time.sleep", False), ("a.py:9 in read", True)])
+def test_a_sleep_is_no_crowding(place, healthy):
+    phases = with_samples(accounted((40, 6, "data loading", None), wall_s=46), *((at, place) for at in range(40, 46)))
+    load = pl.DataFrame([("toy", n * S, 0.4, 1.0, 0) for n in range(40)], schema.LOAD, orient="row")
+    wall = replace(phases.steps.wall, load=load)
+    assert verdict(replace(phases, steps=replace(phases.steps, wall=wall))).healthy is healthy
+
+
+def test_less_than_half_of_a_run_is_not_healthy_whatever_used_the_machine():
+    phases = accounted(input_ps=5 * S // 2, wall_s=41)
+    load = pl.DataFrame([("toy", n * S, 0.1, 1.0, 0) for n in range(40)], schema.LOAD, orient="row")
+    found = verdict(replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, load=load))))
+    assert not found.healthy
+    assert found.sentence.startswith("15.0 s of 41.0 s (37 % of run time) is productive training. Waiting for input")
+
+
+def test_the_call_of_a_compiled_function_is_no_code_beside_the_step():
+    call, other = "a.py:7 in main ← step", "a.py:8 in main ← log"
+    spans = [(40, 10, "program startup", "compiling step"), (50, 10, "program code", None)]
+    compiling = [(at, call) for at in range(40, 50)]
+
+    def of(place):
+        return verdict(with_samples(accounted(*spans, wall_s=60), *compiling, *((at, place) for at in range(50, 60))))
+
+    assert of(other).account == "program code"
+    assert of(call).account is None
 
 
 def test_samples_while_devices_compute_do_not_hide_the_place_of_the_others():

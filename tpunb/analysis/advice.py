@@ -10,7 +10,6 @@ from typing import Any
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.time_line import FEWEST_TRACED, INSIDE_STEPS
 from tpunb.analysis.calls import call_metrics
 from tpunb.analysis.causes import CAUSES, Cause, Remedy
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
@@ -19,6 +18,7 @@ from tpunb.analysis.roofline import Roofline, roofline
 from tpunb.analysis.run import Run, loaded
 from tpunb.analysis.run import phases as phases_of
 from tpunb.analysis.stragglers import Hosts, slow_ranks, why
+from tpunb.analysis.time_line import FEWEST_TRACED, INSIDE_STEPS
 from tpunb.costs.torch_cost import KINDS
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases

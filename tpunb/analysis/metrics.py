@@ -9,11 +9,11 @@ from contextlib import suppress
 import numpy as np
 import polars as pl
 
-from tpunb.analysis.time_line import EACH, OTHERS
 from tpunb.analysis.causes import READS
 from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
 from tpunb.analysis.roofline import Roofline, device_of
 from tpunb.analysis.run import Run, loaded, steps
+from tpunb.analysis.time_line import EACH, OTHERS
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
