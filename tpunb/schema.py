@@ -641,8 +641,8 @@ ACCOUNTS = {
     for account in (  # colours of Okabe and Ito, 2008, and twelve more, which colour-blind readers too can distinguish
         Account(
             *("productive", "#009E73", "Productive training", "productive"),
-            "exclusive time of each step; of one that takes over 1.5 times the median of comparable steps, up to that median; "
-            "as far as its devices compute, where these are traced (accelerators, XLA on a CPU)",
+            "exclusive time of each step; of one that takes over 1.5 times the median of comparable steps, up to that "
+            "median; as far as its devices compute, where these are traced (accelerators, XLA on a CPU)",
             clocked=False,
         ),
         Account(

@@ -184,11 +184,11 @@ def goodput(run: Run) -> Goodput:
 
     Every picosecond of a host is in one account of ``tpunb.schema.ACCOUNTS``. The *exclusive time* of a step is its
     duration without input wait, callbacks, checkpoints and so on. It is productive; but what is beyond the median of
-    comparable steps is the profiler's as far as that was busy, program startup if the step traced or compiled, and, if the
-    step takes over 1.5 times that median, step time deviation (of which code of the program, and seconds in which other
-    programs used a quarter of the processors, are known). Of what is left, the time of traced devices is productive,
-    and samples divide the rest. Input wait of steps that no clock measured is the mean of their kind. Comparable steps
-    are those of one phase by the default method, whatever the phases of `run`.
+    comparable steps, those of one phase by the default method, is the profiler's as far as that was busy, program
+    startup if the step traced or compiled, and, if the step takes over 1.5 times that median, step time deviation (for
+    seconds in which other programs used a quarter of the processors by name). Of what is left, the time of traced
+    devices is productive, and samples divide the rest. Input wait of steps that no clock measured is the mean of their
+    kind.
 
     Parameters
     ----------

@@ -31,8 +31,7 @@ ALONE = "lines that other steps do not run"  # another
 IDLE = "device idle"
 COMPUTING = ("step time deviation", IDLE, "productive")  # what samples in steps divide
 
-_RANKS = {"fit": 0, "other": 0, "tuning": 2, "resuming": 2}
-"""Rank of a span, that of steps is 1: a higher one owns the time, of equals the one that began last."""
+_OUTER, _INNER = ["fit", "other"], ["tuning", "resuming"]  # spans of rank 0 and 2: others, and steps, are of 1
 _BESIDE = ["profiler", _GC]  # spans that are beside the training, or within a step
 _HOLDING = [BOUNDARY, "begin of the capture"]  # what the profiler does in the thread that trains
 _DATA = "tracing Dataset_"  # begins what TensorFlow does to make an iterator
@@ -162,14 +161,14 @@ def _owning_spans(run: HostRun) -> pl.DataFrame:
     evaluations = spans.filter(account="evaluation").select("start_ps", until_ps=pl.col("end_ps").cum_max())
     data = (pl.col("account") == "data loading") | pl.col("detail").str.starts_with(_DATA).fill_null(value=False)
     of_evaluation = data & (pl.col("end_ps") <= pl.col("until_ps").fill_null(run.start_ps))
-    rank = pl.col("account").replace_strict(_RANKS, default=1, return_dtype=pl.Int64)
+    rank = 1 + pl.col("account").is_in(_INNER).cast(pl.Int64) - pl.col("account").is_in(_OUTER).cast(pl.Int64)
     spans = spans.join_asof(evaluations, on="start_ps").with_columns(rank=rank)
     spans = spans.with_columns(account=pl.when(of_evaluation).then(pl.lit("evaluation")).otherwise("account"))
     return spans.sort("rank", "start_ps", "end_ps", descending=[False, False, True])
 
 
 def _sweep(run: HostRun, start: Ints, end: Ints, spans: pl.DataFrame) -> _Cells:
-    """Return the time between any two bounds of steps and spans, and what owns it."""
+    """Return the time between any two bounds, and its owner: of the highest rank, and of these what began last."""
     begins, ends, rank = (spans[name].to_numpy().astype(np.int64) for name in ("start_ps", "end_ps", "rank"))
     bounds = np.unique(np.concatenate([[run.start_ps, run.end_ps], start, end, begins, ends]))
     at, width = bounds[:-1], np.diff(bounds)
@@ -202,12 +201,12 @@ def _of_steps(run: HostRun, cells: _Cells, start: Ints, end: Ints, spans: pl.Dat
     table = pl.DataFrame(
         kinds, {"part": pl.Int64, "account": pl.String, "detail": pl.String, "guess": pl.Boolean}, orient="row"
     )
-    own = run.stalls.filter(pl.col("kind").is_null() | pl.col("kind").is_in(_INSIDE))
+    in_steps = run.stalls.filter(pl.col("kind").is_null() | pl.col("kind").is_in(_INSIDE))
     facts = run.steps.select(
         has_input=pl.col("input_ps").is_not_null(),
         by_clock=clock_measures_input(),
         evaluates=_evaluates(run),
-        reason=stall_places(run.steps, own),
+        reason=stall_places(run.steps, in_steps),
         wait_place=stall_places(run.steps, run.stalls.filter(kind="data loading")),
     ).with_row_index("index")
     account, loads = pl.col("account"), pl.col("account") == "data loading"
