@@ -356,6 +356,36 @@ def test_a_thread_that_the_training_waits_for_is_the_place_of_its_samples():
     assert placed_samples(waits, Stacks(STACKS))["place"].to_list() == ["data.py:5 in produce ← read"]
 
 
+LOCKS = table(
+    (None, "/home/a/train.py", "log", None, None),
+    (0, "/usr/lib/python3.11/queue.py", "get", None, "python"),
+    (None, "/usr/lib/python3.11/threading.py", "run", None, "python"),
+    (2, "/home/a/data.py", "write", "time.sleep", None),
+    (2, "/home/a/data.py", "count", None, None),
+)
+
+
+@pytest.mark.parametrize(
+    ("operation", "others", "place"),
+    [
+        ("BEFORE_WITH", [3], "train.py:0 in log waits for data.py:3 in write ← time.sleep"),
+        ("BEFORE_WITH", [4, 3], "train.py:0 in log waits for data.py:3 in write ← time.sleep"),  # one waits, too
+        ("BEFORE_WITH", [], "train.py:0 in log"),
+        ("CALL", [3], "train.py:0 in log"),
+    ],
+)
+def test_where_the_training_waits_for_a_lock_the_thread_that_holds_it_is_named(operation, others, place):
+    waiting = pl.col("stack").is_in([0, 4])
+    rows = LOCKS.with_columns(operation=pl.when(waiting).then(pl.lit(operation)).otherwise("operation"))
+    assert Stacks(rows).place(0, others, None) == place
+    assert Stacks(rows).place(0, others, "callbacks") == "train.py:0 in log"
+
+
+def test_a_thread_that_fills_a_queue_of_the_program_is_named_where_the_training_waits_for_it():
+    of_python = LOCKS.with_columns(module=pl.col("file").str.extract(r"(\w+)\.py$"))
+    assert Stacks(of_python).place(1, [3], None) == "train.py:0 in log ← get waits for data.py:3 in write ← time.sleep"
+
+
 def stalls(*rows):
     """Return STACK_STALLS of (start, stack, samples, locked), of a stall of a hundred samples each."""
     names = ("start_ps", "stack", "samples", "locked")

@@ -30,7 +30,6 @@ import psutil
 from tpunb import schema
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.stacks import RawFrame, StackTable, outwards, stacks
-from tpunb.training.program import is_user_code
 
 _SPOTS, _STALLS = 512, 4096  # at most: stacks counted in a stall, stalls between two takes
 
@@ -52,7 +51,7 @@ class Where(NamedTuple):
     """Where the training is: numbers in a `StackTable`."""
 
     stack: int | None  # None if it cannot be read, or the table is full
-    others: tuple[int, ...]  # of threads at work, while the training is in a library
+    others: tuple[int, ...]  # of threads at work, for which the training may wait
 
 
 class Place(NamedTuple):
@@ -241,9 +240,9 @@ class StallSampler:
         return LIMITS.stall_sample_ns
 
     def _where(self, frames: Mapping[int, list[FrameType]], progress: Progress) -> Where:
-        """Return the stack of the thread that trains, and of those at work, if it may wait for them in a library."""
+        """Return the stack of the thread that trains, and of those at work, if it may wait for them."""
         thread, numbers = progress.thread or 0, list[int | None]()
-        if progress.account in (None, "data loading") and not is_user_code(frames[thread][0].f_code.co_filename):
+        if progress.account in (None, "data loading"):
             numbers = [self.stacks.add(stack) for stack in islice(_at_work(frames, thread), LIMITS.most_threads)]
         return Where(self.stacks.add(frames[thread]), tuple(number for number in numbers if number is not None))
 

@@ -164,18 +164,22 @@ class Stacks:
             self._loop |= {frame.code for frame in new}
 
     def place(self, number: int | None, others: Sequence[int] | None, account: str | None) -> str | None:
-        """Return where a thread is, or the one that it waits for if it waits for data in a library."""
-        text, inner = _innermost(iter(self.stack(number)))
-        if account not in (None, "data loading") or (text is not None and inner is None):
+        """Return where a thread is, and the one that it waits for, or that alone if it waits for data in a library."""
+        stack = self.stack(number)
+        (text, inner), waits = _innermost(iter(stack)), account is None and _waits(stack)
+        if account not in (None, "data loading") or (text is not None and inner is None and not waits):
             return text
         at_work = Counter[str]()
-        for other in others or ():
-            frames = iter(self.stack(other))
+        for other in map(self.stack, others or ()):
+            frames = iter(other)
             busy = _innermost(frames)[0]
             # a thread that no library started may be unrelated, such as one that logs
-            if busy and (account or any(frame.of_package for frame in frames)):
+            if busy and (account or (not _waits(other) if waits else any(frame.of_package for frame in frames))):
                 at_work[busy] += 1
-        return at_work.most_common(1)[0][0] if at_work else text
+        if not at_work:
+            return text
+        busy = at_work.most_common(1)[0][0]
+        return cut(f"{text} waits for {busy}", _TEXT) if waits else busy
 
     def meaning(
         self, number: int | None, others: Sequence[int] | None, account: str | None, computes: bool | None
@@ -261,6 +265,17 @@ def _innermost(frames: Iterator[Frame]) -> tuple[str | None, str | None]:
             return _text(frame, inner), inner
         inner = inner if frame.hidden else frame.name  # patches around the function that was called have no say
     return None, inner
+
+
+def _waits(stack: Stack) -> bool:
+    """Return whether a thread waits for a lock, or what Python makes of locks, such as queues."""
+    for frame in stack:
+        if frame.of_program:
+            of_lock = frame.operation == "BEFORE_WITH" or (frame.callee or "").endswith(".acquire")
+            return frame is not stack[0] or of_lock
+        if frame.home != "python" or frame.module not in ("threading", "queue"):
+            return False
+    return False
 
 
 def _text(frame: Frame, inner: str | None) -> str:
