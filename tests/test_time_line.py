@@ -315,12 +315,12 @@ def test_a_long_wait_of_a_traced_step_is_not_the_profilers_without_others_to_com
     assert accounts(host(steps, windows=[(0, 60)], end_ms=100))["data loading"] == 54
 
 
-def test_a_slow_step_beside_a_reduction_is_slowed_by_half_of_it_if_no_stall_is_known():
+def test_a_slow_step_beside_a_reduction_is_slowed_by_half_of_it_where_code_of_the_program_hardly_runs():
     steps = [*(train(number, 10 * number, 10) for number in range(4)), train(4, 40, 60)]
-    spans = [(50, 40, "profiler", "reduction of a window")]
-    assert accounts(host(steps, spans)) == {"productive": 50, "profiler": 20, "step time deviation": 30}
-    stalled = host(steps, spans, stalls=[(45, 50, None, "a.py:1 in f", 1.0)])
-    assert accounts(stalled) == {"productive": 50, "step time deviation": 50}
+    run = host(steps, [(50, 40, "profiler", "reduction of a window")])
+    assert accounts(run) == {"productive": 50, "profiler": 20, "step time deviation": 30}
+    coded = run._replace(samples=samples((5, False, False), (50, False, True)))
+    assert accounts(coded) == {"productive": 50, "step time deviation": 50}
 
 
 def test_where_most_steps_beside_a_reduction_are_slow_the_slowest_are_too():

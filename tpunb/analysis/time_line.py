@@ -299,18 +299,14 @@ def _until(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _unexplained(run: HostRun) -> NDArray[np.bool_]:
-    """Return in which steps no stall is at a place of its own, of those in which code of the program hardly runs."""
-    steps = run.steps.select("start_ps", "dur_ps", "alike")
+    """Return of which steps code of the program hardly runs in comparable ones."""
     times = {"waited_ps": pl.col("start_ps") + input_wait(), "end_ps": pl.col("start_ps") + pl.col("dur_ps")}
     order = run.steps.select("start_ps", "alike", **times).drop_nulls("start_ps")
     found = run.samples.sort("start_ps").join_asof(order.sort("start_ps"), on="start_ps", check_sortedness=False)
     computes = found.filter((pl.col("start_ps") >= pl.col("waited_ps")) & (pl.col("start_ps") < pl.col("end_ps")))
     shares = computes.group_by("alike").agg(pl.col("code").mean())
-    code = steps.join(shares, on="alike", how="left", maintain_order="left", nulls_equal=True)["code"]
-    places = stall_places(steps, run.stalls.filter(pl.col("kind").is_null() | pl.col("kind").is_in(_INSIDE)))
-    usual = run.samples.group_by("place").agg(of_code=pl.col("code").mean() > 0.5).filter(~pl.col("of_code"))["place"]
-    nowhere = places.is_null() | places.is_in(usual.implode())  # a call of the framework, in each step
-    return np.asarray((nowhere.fill_null(value=True) & (code.fill_null(0.0) < _HARDLY)).to_numpy())
+    code = run.steps.select("alike").join(shares, on="alike", how="left", maintain_order="left", nulls_equal=True)
+    return np.asarray((code["code"].fill_null(0.0) < _HARDLY).to_numpy())
 
 
 def _delays(run: HostRun, start: Ints, end: Ints, exclusive: Ints) -> tuple[Ints, Ints]:
