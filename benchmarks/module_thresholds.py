@@ -1,10 +1,11 @@
 """Vary each threshold of a module by half and twice over the recorded corpus, and print what that changes.
 
-``python benchmarks/module_thresholds.py tpunb.analysis.time_line [--only NAME,...] [--entries REGEX]``: thresholds are the
-numbers in constants of the module, and the fields of its `LIMITS`. Each variation judges all entries of the corpus
-anew: it prints the checks of ``tests/judged_runs.py`` that fail and those that hold by it, and the entries in which an
-account moves by more than 2 points of run time. The last line is one JSON object: of each threshold, the number of
-checks and of entries that either variation changes. One that changes nothing is to go.
+``python benchmarks/module_thresholds.py MODULE [--only NAME,...] [--entries REGEX]``, such as
+``tpunb.analysis.time_line``: thresholds are the numbers in constants of the module, and the fields of its `LIMITS`.
+Each variation judges all entries of the corpus anew: it prints the checks of ``tests/judged_runs.py`` that fail and
+those that hold by it, and the entries in which an account moves by more than 2 points of run time. The last line is
+one JSON object: of each threshold, the number of checks and of entries that either variation changes. One that changes
+nothing is to go.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ def literals(source):
     tree = ast.parse(source)
     texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
-            if " " in node.value.strip():
-                yield node.value
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts
+        if is_text and " " in node.value.strip():
+            yield node.value
 
 
 def in_several_rooms():
