@@ -165,10 +165,7 @@ class RunTools:
 
     def cause(self, name: str) -> dict[str, Any]:
         """Explain a cause by its id or name in a report: what it is seen from, what to do, when it is no fault."""
-        found = causes.cause(name)
-        texts = ("id", "name", "account", "sentence", "evidence", "source", "no_fault")
-        remedies = [{"text": each.text, "code": each.code, "before": each.before} for each in found.remedies]
-        return {**{text: getattr(found, text) for text in texts}, "remedies": remedies}
+        return causes.cause(name).texts
 
     def source_line(self, run: str, operation: str) -> dict[str, Any]:
         """Find the layer and the source line in which an operation takes most time, in each phase.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
@@ -92,6 +93,13 @@ class Cause:
         ['anew', 'crowding', 'ended', 'loading', 'restarting', 'starting']
         """
         return sorted({*self.when.meta.root_names(), *self.saves.meta.root_names()})
+
+    @property
+    def texts(self) -> dict[str, Any]:
+        """What is said of it, as plain values."""
+        names = ("id", "name", "account", "sentence", "evidence", "source", "no_fault")
+        remedies = [{"text": each.text, "code": each.code, "before": each.before} for each in self.remedies]
+        return {**{name: getattr(self, name) for name in names}, "remedies": remedies}
 
 
 def cause(name: str) -> Cause:
