@@ -330,9 +330,10 @@ def _cause_of(run: Goodput, account: str) -> list[str]:
 
 def _around_training(run: Goodput) -> set[str]:
     """Return the places that contain the whole training, such as ``model.fit``: most of several accounts is there."""
-    most = run.places.filter(pl.col("share") > 0.5, pl.col("account") != "profiler").drop_nulls("place")
-    accounts = most.group_by("place").len().filter(pl.col("len") >= _FEWEST_AROUND)
-    return {*accounts["place"]}
+    most = run.places.filter(pl.col("share") > 0.5, pl.col("account") != "profiler")
+    stalls = run.stalls.drop_nulls("kind").select("place", account="kind")
+    rows = pl.concat([most.select("place", pl.col("account").cast(pl.String)), stalls]).drop_nulls("place").unique()
+    return {*rows.group_by("place").len().filter(pl.col("len") >= _FEWEST_AROUND)["place"]}
 
 
 def _sampled_place(run: Goodput, account: str) -> Iterator[str]:
