@@ -57,6 +57,7 @@ SHOWN = (
 )
 """What a sample shows, by the first of these columns of SAMPLES that is true: account and detail."""
 
+_BETWEEN = -2  # number of the time between steps, in place of `alike`
 _SLOWED = 5  # steps beside the profiler that show how much it slows them down
 _FEWEST_ALONE, _RARE = 5, 0.1  # samples of a place in slow steps; the share of them that others may have in their time
 _ALONE = 0.25  # share of the samples of a slow step
@@ -374,38 +375,37 @@ def _frame(start: Ints, width: Ints, step: Ints) -> pl.DataFrame:
     return pl.DataFrame({"start_ps": start, "dur_ps": width, "index": step}, schema=columns)
 
 
-def _divisible() -> pl.Expr:
-    """Return which pieces of steps are divided by samples."""
+def _group() -> pl.Expr:
+    """Return which time samples divide together: `alike` of steps as far as they compute, _BETWEEN, null for none."""
     computes = pl.col("account").is_in(COMPUTING) & ~pl.col("detail").eq_missing(_GC)
-    return computes | pl.col("detail").eq_missing(EACH)
+    computes |= pl.col("detail").eq_missing(EACH)
+    return pl.when(pl.col("account") == "program code").then(pl.lit(_BETWEEN)).when(computes).then("alike")
 
 
 def _divided(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
     """Return the pieces divided by what samples in them show, and traced devices."""
     samples, traced = _placed(run.samples, pieces), list[int]()
     for flag, account, detail in SHOWN:
-        if account == "program code":
-            pieces, traced = _by_device(pieces, run)
-        else:
-            pieces = _between_steps(pieces, samples, flag, account, detail)
-        pieces = _in_steps(pieces, samples, flag, account, detail, traced)
+        if account == "program code":  # which time between steps is anyway
+            samples, (pieces, traced) = samples.filter(pl.col("group") != _BETWEEN), _by_device(pieces, run)
+        shares = _shares(samples, flag)
+        pieces = pieces if shares.is_empty() else _moved(_parted(pieces, shares, traced), account, detail)
         samples = samples.filter(~pl.col(flag).fill_null(value=False))
     return pieces
 
 
 def _placed(samples: pl.DataFrame, pieces: pl.DataFrame) -> pl.DataFrame:
-    """Return samples with the `alike` of their step, whether they are in one, and the time that they stand for."""
-    inside, dur_ps = _divisible(), pl.col("dur_ps")
-    since_ps = pl.when(inside).then(dur_ps).otherwise(0).cum_sum().over("unit") - dur_ps
-    between = pl.col("account") == "program code"
-    order = pieces.select("start_ps", "alike", since_ps=since_ps, at_ps="start_ps", between=between, inside=inside)
-    placed = samples.sort("start_ps").join_asof(order.sort("start_ps"), on="start_ps", check_sortedness=False)
-    placed = placed.with_columns(pl.col("since_ps") + pl.col("start_ps") - pl.col("at_ps"))
-    steps = pieces.filter(inside).group_by("alike", "unit").agg(dur_ps.sum()).partition_by("alike", as_dict=True)
-    stands_ps = np.zeros(placed.height)
-    for alike, group in placed.with_row_index().filter("inside").group_by("alike"):
-        lengths = steps[alike]["dur_ps"].to_numpy()
-        stands_ps[group["index"]] = _time_of_samples(group["since_ps"].to_numpy(), lengths)
+    """Return the samples in time that they divide, with its group and the time that each stands for."""
+    dur_ps = pl.when(_group().is_not_null()).then("dur_ps").otherwise(0)
+    order = pieces.select("start_ps", "unit", "dur_ps", group=_group(), since_ps=dur_ps.cum_sum().over("unit") - dur_ps)
+    order = order.with_columns(pl.col("since_ps") - pl.col("start_ps")).sort("start_ps")
+    placed = samples.sort("start_ps").join_asof(order, on="start_ps", check_sortedness=False).drop_nulls("group")
+    placed = placed.with_columns(pl.col("since_ps") + pl.col("start_ps"))
+    units = order.drop_nulls("group").group_by("group", "unit").agg(pl.col("dur_ps").sum())
+    lengths, stands_ps = units.partition_by("group", as_dict=True), np.zeros(placed.height)
+    for group, rows in placed.with_row_index().group_by("group"):
+        times = _time_of_samples(rows["since_ps"].to_numpy(), lengths[group]["dur_ps"].to_numpy())
+        stands_ps[rows["index"]] = times
     return placed.with_columns(stands_ps=pl.Series(stands_ps))
 
 
@@ -418,19 +418,6 @@ def _time_of_samples(since_ps: Ints, lengths: Ints) -> NDArray[np.float64]:
     before = np.minimum.outer([0, *edges, lengths.max()], lengths).sum(axis=1)
     place = np.searchsorted(edges, since_ps, side="right")
     return np.asarray(np.diff(before)[place] / np.bincount(place)[place])
-
-
-def _between_steps(
-    pieces: pl.DataFrame, samples: pl.DataFrame, flag: str, account: str, detail: str | None
-) -> pl.DataFrame:
-    """Split off time between steps, by the share of samples there that have a flag."""
-    between = pl.col("account") == "program code"
-    found = samples.filter("between")
-    flagged = int(found[flag].fill_null(value=False).sum())
-    if len(found) < _FEWEST_SAMPLES or flagged == 0:
-        return pieces
-    part = pl.when(between).then((pl.col("dur_ps") * (flagged / len(found))).round().cast(pl.Int64))
-    return _moved(pieces.with_columns(part_ps=part), account, detail)
 
 
 def _by_device(pieces: pl.DataFrame, run: HostRun) -> tuple[pl.DataFrame, list[int]]:
@@ -454,32 +441,26 @@ def _by_device(pieces: pl.DataFrame, run: HostRun) -> tuple[pl.DataFrame, list[i
     return _moved(split.with_columns(part_ps=part), IDLE), shares["alike"].to_list()
 
 
-def _in_steps(
-    pieces: pl.DataFrame,
-    samples: pl.DataFrame,
-    flag: str,
-    account: str,
-    detail: str | None,
-    traced: list[int],
-) -> pl.DataFrame:
-    """Split off time in steps, by the share of the samples in steps like these that have a flag."""
-    # a step is longer for it: that is in its deviation and, in `traced` ones, in the time in which devices idle
+def _shares(samples: pl.DataFrame, flag: str) -> pl.DataFrame:
+    """Return (group, flagged): the share of time in which samples have a flag, where they have."""
     flagged = (pl.col(flag).fill_null(value=False) * pl.col("stands_ps")).sum() / pl.col("stands_ps").sum()
-    shares = samples.filter("inside").group_by("alike").agg(n=pl.len(), flagged=flagged.fill_nan(0.0))
-    shares = shares.filter(pl.col("n") >= _FEWEST_SAMPLES, pl.col("flagged") > 0).select("alike", "flagged")
-    if shares.is_empty():
-        return pieces
-    dur_ps, more = pl.col("dur_ps"), pl.col("account").is_in(["step time deviation", IDLE])
-    spare = more | pl.col("detail").eq_missing(EACH)
-    parts = pieces.join(shares, on="alike", how="left", maintain_order="left")
-    mine = _divisible() & pl.col("flagged").is_not_null()
-    flagged_ps = (pl.col("flagged") * dur_ps.filter(mine).sum()).over("alike")
-    spare_ps = dur_ps.filter(mine & spare).sum().over("alike")
-    rest_ps = dur_ps.filter(mine & ~spare).sum().over("alike")
-    rest = pl.when(~pl.col("alike").is_in(traced)).then((flagged_ps - spare_ps) / rest_ps)
+    shares = samples.group_by("group").agg(n=pl.len(), flagged=flagged.fill_nan(0.0))
+    return shares.filter(pl.col("n") >= _FEWEST_SAMPLES, pl.col("flagged") > 0).select("group", "flagged")
+
+
+def _parted(pieces: pl.DataFrame, shares: pl.DataFrame, traced: list[int]) -> pl.DataFrame:
+    """Return the pieces with ``part_ps``: what of each has the flag of the shares."""
+    # a step is longer for it: that is in its deviation and, in `traced` ones, in the time in which devices idle
+    parts = pieces.with_columns(group=_group()).join(shares, on="group", how="left", maintain_order="left")
+    mine, dur_ps = pl.col("flagged").is_not_null(), pl.col("dur_ps")
+    spare = pl.col("account").is_in(["step time deviation", IDLE]) | pl.col("detail").eq_missing(EACH)
+    flagged_ps = (pl.col("flagged") * dur_ps.sum()).over("group")
+    spare_ps, rest_ps = (dur_ps.filter(of).sum().over("group") for of in (spare, ~spare))
+    rest = pl.when(~pl.col("group").is_in(traced)).then((flagged_ps - spare_ps) / rest_ps)
     share = pl.when(spare).then(flagged_ps / spare_ps).otherwise(rest)
-    part = pl.when(mine).then((dur_ps * share.fill_nan(0).clip(0, 1)).round().cast(pl.Int64))
-    return _moved(parts.with_columns(part_ps=part), account, detail)
+    return parts.with_columns(
+        part_ps=pl.when(mine).then((dur_ps * share.fill_nan(0).clip(0, 1)).round().cast(pl.Int64))
+    )
 
 
 def _evaluates(run: HostRun) -> pl.Expr:
