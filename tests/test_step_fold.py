@@ -3,13 +3,16 @@
 import random
 import zipfile
 from collections import Counter
+from functools import partial
+from itertools import count, cycle
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 import tpunb as tp
-from tpunb import schema
+from tpunb import cli, schema
+from tpunb.errors import TpunbError
 from tpunb.frames.profile import RunEvents
 from tpunb.instrument.events import NAMED
 from tpunb.instrument.sink import Signature, What
@@ -18,6 +21,7 @@ from tpunb.profiler.step_clock import StepClock
 from tpunb.step_stats.step_fold import Event, StepFold, steps_of
 
 CORPUS = Path(__file__).parent / "corpus"
+SAMPLE = Path(__file__).parents[1] / "datasets" / "sample_profiles" / "keras_cnn"
 SCHEMAS = {"events": schema.RUN_EVENTS, **NAMED}
 STATE = "float32[9,9], float32[9]"
 TAKES_STATE = Signature(f"{STATE}, float32[4,9]", f"{STATE}, float32[]")
@@ -176,3 +180,37 @@ def test_a_loop_records_the_steps_that_its_events_make_at_load(monkeypatch):
     at_load = steps_of(RunEvents(**{name: tables.get(name, frame) for name, frame in empty.items()}))
     assert [(step.kind, step.rule) for step in live] == [(step.kind, step.rule) for step in at_load]
     assert len({step.rule for step in live}) >= 4
+
+
+def test_a_recorded_step_is_explained_by_its_rule_and_events(recorded, tmp_path, capsys):
+    steps, path = tp.steps(recorded("torch_validates_often")), str(tmp_path / "torch_validates_often")
+    text = steps.explain(1)
+    assert text.startswith('step 1 is "train" by the rule "optimizer": an optimizer updates the parameters')
+    assert "torch_loops.py" in text
+    assert "Adam.step" in text
+    with pytest.raises(TpunbError, match="has no step 100000"):
+        steps.explain(100_000)
+    with pytest.raises(TpunbError, match="holds no events"):
+        tp.steps(SAMPLE).explain(0)
+    assert cli.main(["steps", path]) == 0
+    assert capsys.readouterr().out == "train: 300 steps\n"
+    assert cli.main(["steps", path, "--explain"]) == 0
+    assert capsys.readouterr().out == f"{steps.explain(0)}\n"
+
+
+def test_gradients_after_an_update_are_of_the_next_step():
+    first, second = folded(events(*["gradient", "update sgd"] * 2))
+    assert [event.event for event in first.events] == [event.event for event in second.events] == ["gradient", "update"]
+
+
+def test_each_thread_that_trains_has_steps_of_its_own(monkeypatch):
+    """So two models are trained in threads of one process."""
+    clock, times, thread = StepClock(lambda kind, number: None), count(10**18), cycle([1, 2])
+    loop = Loop(clock)
+    for _ in range(50):
+        current = next(thread)
+        monkeypatch.setattr("tpunb.profiler.loop.get_ident", partial(int, current))
+        loop.fetched(f"data of {current}", next(times), next(times))
+        loop.updated("sgd", next(times), next(times), None)
+    loop.close()
+    assert [step.kind for step in clock.take(final=True)] == ["train"] * 50

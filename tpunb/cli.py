@@ -45,6 +45,7 @@ _HELP = """Profile trainings, and report on their runs.
   tpunb run -- python train.py      capture an unchanged program
   tpunb report runs/bert            what took the time, what to do first, what is not known
   tpunb compare runs/a runs/b       whether run b is slower than run a, for certain
+  tpunb steps runs/bert --explain   which rule and which events made a step, and its kind
   tpunb runs                        a table of the runs in a folder
   tpunb view runs/bert              open the run as a page in the browser
   tpunb mcp runs                    answer an assistant about the runs in a folder
@@ -428,6 +429,34 @@ def _compare(options: argparse.Namespace) -> int:
     return code
 
 
+_EACH_KIND = -1  # no step has this number
+
+
+def _steps_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help=_PATH)
+    parser.add_argument(
+        "--explain",
+        nargs="?",
+        type=int,
+        const=_EACH_KIND,
+        metavar="N",
+        help="say which rule and which events made step N, and its kind; without N the first step of each kind",
+    )
+
+
+def _steps(options: argparse.Namespace) -> int:
+    from tpunb.analysis.run import steps
+
+    found = steps(options.run)
+    kinds, first = found.frame["kind"].to_list(), found.frame.unique("kind", keep="first", maintain_order=True)
+    if options.explain is None:
+        lines = [plain(f"{kind}: {plural(kinds.count(kind), 'step')}") for kind in first["kind"]]
+    else:
+        lines = [*map(found.explain, first["step"] if options.explain == _EACH_KIND else [options.explain])]
+    print("\n".join(lines))
+    return 0
+
+
 def _runs_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="?", default="runs", help="folder of runs at any depth; runs if left out")
     parser.add_argument("--json", action="store_true", help="print JSON, a row of tpunb.schema.RUNS for each run")
@@ -521,6 +550,12 @@ _COMMANDS: dict[str, tuple[str, str, Callable[..., None], Callable[..., int]]] =
         "tpunb compare runs/main runs/change --fail-slower 3%",
         _compare_options,
         _compare,
+    ),
+    "steps": (
+        "List the kinds of steps of a run, or say which rule and which events of the program make a step.",
+        "tpunb steps runs/bert --explain 12",
+        _steps_options,
+        _steps,
     ),
     "runs": ("List the runs in a folder.", "tpunb runs experiments", _runs_options, _runs),
     "view": (

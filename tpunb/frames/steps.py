@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import not_kept
+from tpunb.errors import TpunbError, not_kept
 from tpunb.frames.conversion import Tabular
 from tpunb.frames.hardware import Device
 from tpunb.text import plural
@@ -57,6 +57,8 @@ class Steps(Tabular):
         Path or URL that the run was read from.
     read_events
         Function that decodes the raw events on access; None if none were kept.
+    read_explanations
+        Function that returns, in order of the steps' numbers, why each is one; None if the run holds no events.
     by_host
         The hosts of a job, if these are the steps of the job as a whole.
     lost
@@ -82,6 +84,7 @@ class Steps(Tabular):
     device: Device | None = None
     source: Path | str = ""
     read_events: Callable[[], pl.DataFrame] | None = None
+    read_explanations: Callable[[], Sequence[str]] | None = None
     by_host: HostTables | None = None
     lost: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.LOST))
     pipeline: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.PIPELINE))
@@ -130,6 +133,29 @@ class Steps(Tabular):
             raise not_kept(self.name, name, job=self.by_host is not None)
         rows = schema.check(read(), getattr(schema, name.upper()), name)
         return rows.join(self.frame.select("host", "step"), on=["host", "step"], how="semi", maintain_order="left")
+
+    def explain(self, number: int) -> str:
+        """Return which rule and which events of the program make a step, and why it is of its kind.
+
+        Raises
+        ------
+        TpunbError
+            If no step has this number, or the run has no events of its libraries, or not all.
+        """
+        explanations = self._explanations
+        if not explanations:
+            raise not_kept(self.name, "events of libraries", job=self.by_host is not None)
+        numbers = (self.whole or self).frame["step"].unique().sort()
+        if number not in numbers:
+            raise TpunbError(f"{self.name} has no step {number}", hint=f"its steps are {numbers[0]} to {numbers[-1]}")
+        if len(explanations) != len(numbers):
+            found = f"{self.name} has {plural(len(numbers), 'step')}, but its events make {len(explanations):,}"
+            raise TpunbError(found, hint="record the run again: an older version, or a run that was cut, differs")
+        return f"step {number} is {explanations[numbers.search_sorted(number)]}"
+
+    @cached_property
+    def _explanations(self) -> Sequence[str]:
+        return () if self.read_explanations is None else self.read_explanations()
 
     @property
     def count(self) -> int:

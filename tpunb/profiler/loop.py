@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import wraps
+from threading import get_ident
 from time import monotonic_ns
 from typing import Any
 
@@ -39,11 +41,17 @@ class Loop:
     """The loop that the thread that trains is in; all methods but `current` are called in that thread."""
 
     def __init__(self, clock: StepClock) -> None:
-        self.clock, self.fold = clock, StepFold()
+        self.clock, self._folds = clock, defaultdict[int, StepFold](StepFold)
+        self._latest = self.fold
         clock.on_mark, clock.on_fetch, clock.current = self._mark, self._add, self.current
         self.failure: Exception | None = None
         self.on_launch: Callable[[str], None] = lambda event: None  # called within the program's functions
         self._launched = False
+
+    @property
+    def fold(self) -> StepFold:
+        """The fold of this thread: programs may train in several."""
+        return self._folds[get_ident()]
 
     def fail(self, error: Exception) -> None:
         """Find no more steps."""
@@ -59,7 +67,9 @@ class Loop:
     @_harmless
     def adopt_if_idle(self) -> None:
         """Take this thread, which takes gradients, for the one that trains if no other does so far."""
-        if self.fold.is_idle and not (self.clock.count or self.clock.opened or keras_runs()):
+        if all(fold.is_idle for fold in [*self._folds.values()]) and not (
+            self.clock.count or self.clock.opened or keras_runs()
+        ):
             self.clock.adopt()
 
     @_harmless
@@ -117,8 +127,9 @@ class Loop:
         self._add(Event("mode", now_ns, now_ns, what))
 
     def _end_evaluation(self, now_ns: int) -> None:
-        begun_ns = self.fold.evaluates_since
-        if begun_ns is not None and self.fold.has_model:  # else a copy of a model that is not called yet
+        fold = self.fold
+        begun_ns = fold.evaluates_since
+        if begun_ns is not None and fold.has_model:  # else a copy of a model that is not called yet
             self.clock.add_span(Spent("evaluation", None, begun_ns, now_ns))
 
     @_harmless
@@ -143,7 +154,8 @@ class Loop:
         """Record that an optimizer has updated the parameters, as far as the host knows."""
         self.clock.events.add("update", what, optimizer, begun_ns, now_ns)
         work = None if result is None else self.clock.launch(result, now_ns)[0]
-        if not self.fold.is_marked and self.fold.mark is None:
+        fold = self.fold
+        if not fold.is_marked and fold.mark is None:
             self.clock.adopt()
             self.clock.mark_progress()
             if not self._launched:
@@ -161,7 +173,8 @@ class Loop:
     def close(self) -> None:
         """Record that the block is over, or the thread that trained."""
         self._end_evaluation(monotonic_ns())
-        self._record(self.fold.finish())
+        for fold in [*self._folds.values()]:
+            self._record(fold.finish())
 
     def _note_launch(self, event: str) -> None:
         self._launched = True
@@ -169,17 +182,18 @@ class Loop:
 
     def current(self) -> StepRecord | None:
         """Return the running step as if it ended now."""
-        part = self.fold.part
+        part = self._latest.part
         if part is None:
             return None
-        return StepRecord(self.clock.count, self.fold.kind, part.start, max(monotonic_ns(), part.start))
+        return StepRecord(self.clock.count, self._latest.kind, part.start, max(monotonic_ns(), part.start))
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
     @_harmless
     def _add(self, event: Event) -> None:
         """Add an event to the fold, and record the steps that it makes."""
-        fold, part = self.fold, self.fold.part
+        fold = self._latest = self.fold
+        part = fold.part
         launch = part.launch if part is not None else None
         steps = fold.add(event)
         if fold.part is not part:
@@ -195,11 +209,12 @@ class Loop:
         """Add the begin or the end of a mark, whose step the clock records; return start and time of its fetch."""
         if not self._launched and event.edge == "begin" and not keras_runs():
             self._note_launch("mark")
-        self._record(self.fold.add(event))
-        for launch in self.fold.take_strays():
+        fold = self.fold
+        self._record(fold.add(event))
+        for launch in fold.take_strays():
             if launch.work is not None:
                 self.clock.extend(launch.work)
-        mark = self.fold.mark
+        mark = fold.mark
         return None if mark is None or mark.input is None else (mark.start, mark.input)
 
     def _record(self, steps: list[Step]) -> None:

@@ -21,6 +21,7 @@ from tpunb.frames.steps import NO_STEPS
 from tpunb.step_stats import boundaries, breakdown, launches, op_names
 from tpunb.step_stats.collectives import collectives, of_ops
 from tpunb.step_stats.ops import assign, find, instructions, map_names, parts, place, totals, with_calls
+from tpunb.step_stats.step_fold import Explanations
 from tpunb.text import plural
 
 StepRule = Callable[[Profile], pl.DataFrame]
@@ -57,9 +58,11 @@ def from_rules(profile: Profile) -> Steps:
     if profile.stored is not None:
         if len(profile.stored) == 0:
             raise _no_steps(profile)
-        if profile.read_events is None:
-            return profile.stored
         stored = profile.stored
+        if profile.read_run_events is not None:
+            stored = replace(stored, read_explanations=lambda: Explanations(profile.run_events))
+        if profile.read_events is None:
+            return stored
         return replace(
             stored,
             ops=lambda: stored.ops,  # type: ignore[arg-type]  # read on access

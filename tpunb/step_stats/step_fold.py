@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from math import prod
@@ -28,6 +28,7 @@ import polars as pl
 from tpunb.frames.profile import RunEvents
 from tpunb.instrument.sink import Signature, What
 from tpunb.step_stats.sample_places import is_evaluation
+from tpunb.text import plain, short_time
 
 TRAIN, EVALUATION = "train", "eval"
 
@@ -330,7 +331,10 @@ class StepFold:
         part, optimizer = self.part, event.key
         again = part is not None and (part.learned_since or optimizer in part.updates)
         if part is not None and again and part.updates and not part.streams:  # a loop without fetches
-            part = self._begin_part(part.end)
+            launched, events = part.end, part.events
+            part.events = [event for event in events if event.end <= launched]
+            part = self._begin_part(launched)
+            part.events = [event for event in events if event.end > launched]
         elif part is None:
             part = self._begin_part(self._resumed or self._begun or event.start)
         part.learned_since = False
@@ -631,3 +635,28 @@ def _spread(event: Event, count: int) -> list[Event]:
     """Return events of which one row is known, since they were too frequent, as if they followed each other."""
     ends = [event.start + (event.end - event.start) * at // count for at in range(count + 1)]
     return [event._replace(start=start, end=end) for start, end in pairwise(ends)]
+
+
+class Explanations(Sequence[str]):
+    """Why each step of a run is one, of its kind, from the events that make it, in the order of the steps' numbers."""
+
+    def __init__(self, run: RunEvents) -> None:
+        self._steps = steps_of(run)
+        self._places = {number: place for _, number, *place in run.places.rows()}
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __getitem__(self, at: Any) -> Any:
+        step = self._steps[at]
+        lines = [f'"{step.kind}" by the rule "{step.rule}": {step.reason}', *map(self._line, step.events)]
+        return "\n".join(map(plain, lines))
+
+    def _line(self, event: Event) -> str:
+        what = event.key if event.what is None else event.what.name
+        file, line, function = self._places.get(event.place, ("", "", ""))
+        name = re.split(r"[\\/]", file)[-1]
+        place = f"  {name}:{line} in {function}" if name else ""
+        kinds = f"  ({event.arrays.takes}) -> {event.arrays.returns}" if event.arrays else ""
+        took = short_time(event.end - event.start)
+        return f"  {event.start / 1e12:10.6f} s  {took:>9}  {event.event:8} {what}{place}{kinds}"
