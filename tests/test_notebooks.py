@@ -1,8 +1,11 @@
 """The notebooks run from top to bottom, on a machine with no network beyond itself, and leave no output empty."""
 
 import ast
+import io
 import re
 import sys
+import warnings
+from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 
@@ -13,8 +16,11 @@ from warm_python import TENSORFLOW, warm_kernels
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 BOOKS = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
 PAPER = sorted(f"paper/{path.name}" for path in (NOTEBOOKS / "paper").glob("*.ipynb"))
-# these tune and measure for minutes, or their results are computed by other tests: one of the paper's runs here
-SLOW = ("03_tune.ipynb", "04_sweep.ipynb", "06_rank.ipynb", *(set(PAPER) - {"paper/4_datasets.ipynb"}))
+READING = ("05_pods.ipynb", "paper/4_datasets.ipynb")
+"""Those that only read what comes with tpunb: their cells run in the process of the test, without a kernel."""
+
+# these tune and measure for minutes, or their results are computed by other tests
+SLOW = ("03_tune.ipynb", "04_sweep.ipynb", "06_rank.ipynb", *PAPER, *READING)
 BY_README = ("altair", "IPython", "keras", "numpy", "polars", "tensorflow", "tpunb")
 EXECUTED = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else pytest.mark.live) for name in BOOKS + PAPER]
 
@@ -50,6 +56,21 @@ def tour(executed):
     return executed("00_tour.ipynb")
 
 
+@cache
+def read_here(name):
+    """Return the values that the cells of a notebook end in, and the text that they print and these show."""
+    names, values, printed = {"display": print}, [], io.StringIO()
+    with warnings.catch_warnings(action="error"), redirect_stdout(printed):
+        for cell in code(read(name)):
+            tree = ast.parse(cell.source)
+            last = ast.Expression(tree.body.pop().value) if isinstance(tree.body[-1], ast.Expr) else None
+            exec(compile(tree, f"{name}:{cell.id}", "exec"), names)
+            if last is not None:
+                values.append(eval(compile(last, f"{name}:{cell.id}", "eval"), names))
+                print(repr(values[-1]))
+    return values, printed.getvalue()
+
+
 def code(book):
     return [cell for cell in book.cells if cell.cell_type == "code"]
 
@@ -71,6 +92,13 @@ def test_a_notebook_runs_without_an_error_or_a_warning(executed, name):
     assert {path.name for path in folder.iterdir()} <= {"runs"}  # which git ignores
     assert [output for output in outputs if output.output_type == "error"] == []
     assert [output.text for output in outputs if output.get("name") == "stderr"] == []
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_notebook_that_only_reads_runs_without_a_kernel(name):
+    values, printed = read_here(name)
+    assert len(values) > (5 if name in PAPER else 9)
+    assert printed
 
 
 @pytest.mark.parametrize("name", BOOKS + PAPER)
@@ -227,17 +255,15 @@ def test_a_sweep_answers_and_is_read_again(executed):
     assert "Rank correlation of FLOPs and latency:" in text
 
 
-@pytest.mark.live
-def test_the_hosts_that_delay_a_pod_are_named(executed):
-    text = shown(executed("05_pods.ipynb")[0])
+def test_the_hosts_that_delay_a_pod_are_named():
+    _, text = read_here("05_pods.ipynb")
     assert "replace pod-0003" in text
     assert "pod-0011" in text
     assert "{'pod-0003': 0.0885, 'pod-0011': 0.0392}" in text
 
 
-@pytest.mark.live
-def test_what_more_chips_bought_is_answered(executed):
-    text = shown(executed("05_pods.ipynb")[0])
+def test_what_more_chips_bought_is_answered():
+    _, text = read_here("05_pods.ipynb")
     assert "resnet tpu-v3-N 0.6.0: 16 to 1,024 chips, 32.9 times as fast to quality" in text
     assert "of the step on 1,024 chips is serial" in text
     assert "1.52" in text

@@ -208,7 +208,7 @@ def test_what_a_faster_device_is():
 TWO = hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) > 1
 
 
-@pytest.mark.live
+@pytest.mark.slow
 @pytest.mark.skipif(not TWO, reason="needs two cores, and affinity calls")
 def test_a_run_is_recorded_and_read_with_its_device_apart_from_its_host(tmp_path):
     pytest.importorskip("tensorflow")

@@ -56,7 +56,13 @@ LOADERS = (
 TRAININGS = ("accumulated", "scaled", "bfloat16", "restarted", "averaged", "unfrozen", "plain tensors")
 
 
-@pytest.mark.parametrize("name", [*LOADERS, *TRAININGS])
+KILLED = "noisy, 2 workers"
+"""The loop that is also killed, and resumed in a new process."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == KILLED)) for name in (*LOADERS, *TRAININGS)]
+)
 def test_a_loop_resumes_exactly_in_any_epoch(tmp_path, programs, name):
     seeded()
     losses, state = saved(tmp_path, lambda: programs.cell(name), every=3)
@@ -91,7 +97,7 @@ def test_checkpoints_at_the_end_of_epochs(tmp_path, programs, name):
 
 
 def test_killed_loops_resume_in_new_processes(tmp_path, programs):
-    names = ["noisy, 2 workers", *["accumulated"] * is_thorough()]
+    names = [KILLED, *["accumulated"] * is_thorough()]
     command = [*warm_python(TORCH), programs.__file__, tmp_path, *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

@@ -60,22 +60,18 @@ def check(run, name, rule):
 
 
 def test_loops_of_jax_alone(runs):
-    runs("jax", "jax", "jax_loop", "plain_jax save")
-
-
-def test_loops_of_nnx_on_batches_of_grain(runs):
-    runs("nnx", "flax", "nnx_loop")
+    runs("jax", "jax", "jax_loop")
 
 
 def test_loops_of_pytorch_with_and_without_workers(runs):
-    runs("torch", "torch", "torch_loop", "torch_workers", "torch_accumulated", "torch_workers data")
+    runs("torch", "torch", "torch_loop", "torch_workers data")
 
 
 @pytest.mark.slow
-def test_wastes_in_loops_which_the_corpus_has_recorded_too(runs):
+def test_loops_which_the_corpus_has_recorded_too(runs):
     runs("jax", "jax", *[f"plain_jax {place}" for place in WASTES])
-    runs("nnx", "flax", *[f"nnx_grain {place}" for place in ("data", "hook")])
-    runs("torch", "torch", *[f"plain_torch {place}" for place in WASTES])
+    runs("nnx", "flax", "nnx_loop", *[f"nnx_grain {place}" for place in ("data", "hook")])
+    runs("torch", "torch", "torch_workers", "torch_accumulated", *[f"plain_torch {place}" for place in WASTES])
 
 
 AHEAD = """

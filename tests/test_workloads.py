@@ -168,14 +168,8 @@ def test_each_workload_trains(name, kept):
     assert all(np.isfinite(value) for logs in losses for value in logs.values())
 
 
-@pytest.mark.live
-@pytest.mark.parametrize(
-    "name",
-    [
-        "dcgan-cifar10",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert-squad", "qanet-squad", "retinanet-coco")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dcgan-cifar10", "bert-squad", "qanet-squad", "retinanet-coco"])
 def test_a_model_trains_eagerly_and_its_step_is_traced(name, kept):
     """Apart from each other, as a graph is optimized and run in twice the time of both."""
     model, data = short(name).build(folder=kept)
@@ -185,10 +179,8 @@ def test_a_model_trains_eagerly_and_its_step_is_traced(name, kept):
     assert cost(model, data).flops > 0
 
 
-@pytest.mark.live
-@pytest.mark.parametrize(
-    ("name", "steps"), [("bert-mrpc", 26), pytest.param("resnet-cifar10", 16, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "steps"), [("bert-mrpc", 26), ("resnet-cifar10", 16)])
 def test_labels_can_be_learned(name, steps, tmp_path):
     losses = [logs["loss"] for logs in trained(workload(name), tmp_path, steps)]  # means up to each step
     assert losses[-1] < 0.9 * losses[3]

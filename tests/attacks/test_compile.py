@@ -2,10 +2,10 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 from optional import lazy
+from warm_python import TORCH, warm_python
 
 torch = lazy("torch")
 
@@ -71,7 +71,7 @@ def test_a_capture_changes_nothing_of_what_is_compiled(tmp_path):
     assert torch
 
     def trained(folder):
-        command = [sys.executable, "-c", PROGRAM, folder]
+        command = [*warm_python(TORCH), "-c", PROGRAM, folder]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert ended.returncode == 0, ended.stderr
         return json.loads(ended.stdout.splitlines()[-1])

@@ -59,10 +59,15 @@ def trained(*arguments):
     return json.loads(seen.stdout), seen.stderr.decode()
 
 
-@pytest.mark.live
-def test_garbage_is_searched_in_a_tenth_more_objects_at_most(tmp_path):
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """What the training has without a capture, where it takes as many steps as it does without memory."""
     assert torch
-    plain, _ = trained("plain", tmp_path / "none", "free")
+    return trained("plain", tmp_path_factory.mktemp("none"), "limited")[0]
+
+
+@pytest.mark.live
+def test_garbage_is_searched_in_a_tenth_more_objects_at_most(tmp_path, plain):
     captured, _ = trained("captured", tmp_path / "run", "free")
     assert captured["heavy"] == []
     assert captured["objects"] < 1.1 * plain["objects"]
@@ -70,9 +75,7 @@ def test_garbage_is_searched_in_a_tenth_more_objects_at_most(tmp_path):
 
 @pytest.mark.live
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and a limit of the address space")
-def test_a_capture_without_memory_ends_and_the_training_lasts(tmp_path):
-    assert torch
-    plain, _ = trained("plain", tmp_path / "none", "limited")
+def test_a_capture_without_memory_ends_and_the_training_lasts(tmp_path, plain):
     captured, printed = trained("captured", tmp_path / "run", "limited")
     assert captured["losses"] == plain["losses"]
     assert printed.count("is incomplete: MemoryError") == 1
