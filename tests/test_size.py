@@ -11,18 +11,18 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 5_250,
+    "analysis": 5_310,
     "charts": 1_730,
     "checkpoint": 1_900,
     "cluster": 2_040,
     "costs": 1_180,
-    "frames": 1_550,
+    "frames": 1_560,
     "instrument": 2_230,
     "io": 5_320,
     "profiler": 4_730,
     "protobuf": 390,
-    "root": 2_360,
-    "step_stats": 2_430,
+    "root": 2_390,
+    "step_stats": 2_960,
     "testing": 630,
     "tfdata": 1_130,
     "torchdata": 1_030,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 60_950, 262  # of the package without studies: all lines; modules
+LINES, FILES = 61_700, 264  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

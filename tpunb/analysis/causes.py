@@ -254,7 +254,7 @@ _ONCE = Remedy(
     "compile once: make functions outside of the loop, use few shapes (padding, buckets), pass no Python numbers"
 )
 _JAX_CACHE = (  # by default, what compiles within a second is not kept
-    "jax.config.update('jax_compilation_cache_dir', 'compiled'); "
+    "jax.config.update('jax_compilation_cache_dir', 'compiled'), "
     "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)"
 )
 _again = pl.max_horizontal("retracing", "rebuilding")
@@ -331,7 +331,8 @@ _OF_STARTUP = (
         source="https://keras.io/api/models/model_training_apis: train_on_batch",
         no_fault="callbacks or metrics of each fit are used"),
     Cause(
-        "T207", "preparation", "preparation", when=_prepared > pl.col("productive"), saves=_prepared,
+        "T207", "preparation", "preparation",
+        when=_prepared > pl.max_horizontal("productive", "importing"), saves=_prepared,
         sentence="Preparation before and between trainings took {took}{mostly}",
         remedies=(Remedy("cache prepared data, build the model once, train longer per run"),),
         evidence=f"{_CLOCK}time before the first step, between fits, and after the last step",
