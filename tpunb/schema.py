@@ -633,9 +633,6 @@ class Account(NamedTuple):
 
 
 PEERS = "waiting for other ranks"
-NEW_ITERATOR, DATA_END = "a new iterator at the end of an epoch", "end of the data"
-WORKERS_START = "start of workers"
-"""Details of time in data loading with causes of its own."""
 ACCOUNTS = {
     account.name: account
     for account in (  # colours of Okabe and Ito, 2008, and twelve more, which colour-blind readers too can distinguish

@@ -10,6 +10,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
+NEW_ITERATOR, DATA_END = "a new iterator at the end of an epoch", "end of the data"
+WORKERS_START = "start of workers"
+"""Details of time in data loading with causes of its own."""
+
 
 class Signal(Generic[T]):
     """Call every connected receiver with each value sent; any thread may connect and send.

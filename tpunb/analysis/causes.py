@@ -90,7 +90,7 @@ class Cause:
         """Names of the sums in its expressions.
 
         >>> cause("T101").needs
-        ['anew', 'crowding', 'ended', 'loading', 'restarting', 'starting']
+        ['anew', 'crowding', 'ended', 'loading', 'refitting', 'restarting', 'starting']
         """
         return sorted({*self.when.meta.root_names(), *self.saves.meta.root_names()})
 

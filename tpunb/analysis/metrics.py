@@ -22,7 +22,8 @@ from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.op_matrix import distinct_ops, op_matrix, self_times
 from tpunb.frames.steps import WallClock
-from tpunb.schema import ACCOUNTS, DATA_END, NEW_ITERATOR, SPANS, UTILISATION, WORKERS_START, check
+from tpunb.schema import ACCOUNTS, SPANS, UTILISATION, check
+from tpunb.signals import DATA_END, NEW_ITERATOR, WORKERS_START
 from tpunb.step_stats.boundaries import is_primitive
 from tpunb.step_stats.launches import sync_place
 

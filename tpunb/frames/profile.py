@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -98,6 +98,7 @@ class Profile:
     notes: Sequence[str] = ()
     misfits: Sequence[str] = ()
     is_cut: bool = False
+    found: list[Steps] = field(default_factory=list, init=False, repr=False, compare=False)  # from those stored, once
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "windows", schema.check(self.windows, schema.WINDOWS, "windows"))

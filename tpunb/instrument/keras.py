@@ -18,8 +18,7 @@ import numpy as np
 from tpunb.errors import TpunbError, need
 from tpunb.instrument.registry import Attribute, Hook, Library, Priority, around
 from tpunb.instrument.sink import END_OF_DATA, Clock, Sink, What
-from tpunb.schema import DATA_END, NEW_ITERATOR
-from tpunb.signals import Spent
+from tpunb.signals import DATA_END, NEW_ITERATOR, Spent
 
 LIBRARY = Library("keras", "keras", ("3.6", "3.15.1"))
 

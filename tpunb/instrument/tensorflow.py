@@ -20,8 +20,7 @@ from tpunb.instrument.keras import STEP_FUNCTION
 from tpunb.instrument.profiler_sessions import Sessions
 from tpunb.instrument.registry import Library, Priority, around, loaded
 from tpunb.instrument.sink import END_OF_DATA, NEW_FUNCTION, Sink, What
-from tpunb.schema import DATA_END
-from tpunb.signals import Spent
+from tpunb.signals import DATA_END, Spent
 
 LIBRARY = Library("tensorflow", "tensorflow", ("2.18", "2.21"))
 

@@ -18,7 +18,7 @@ from tpunb.instrument.hooks import fetching, listen_to_calls
 from tpunb.instrument.profiler_sessions import Sessions
 from tpunb.instrument.registry import Library, Priority, around, loaded, watching
 from tpunb.instrument.sink import Clock, Result, Sink, What
-from tpunb.schema import WORKERS_START
+from tpunb.signals import WORKERS_START
 
 LIBRARY = Library("torch", "torch", ("2.7", "2.13"))
 

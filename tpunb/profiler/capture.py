@@ -28,7 +28,7 @@ from tpunb.profiler.recorder import Keep
 from tpunb.profiler.schedule import Schedule
 from tpunb.profiler.session import CaptureSession, Status
 from tpunb.profiler.sources import TPU, Address, Local, Replay, Source, Torch
-from tpunb.schema import DATA_END
+from tpunb.signals import DATA_END
 from tpunb.training.files import guard
 
 if TYPE_CHECKING:

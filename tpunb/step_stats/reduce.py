@@ -58,20 +58,26 @@ def from_rules(profile: Profile) -> Steps:
     if profile.stored is not None:
         if len(profile.stored) == 0:
             raise _no_steps(profile)
-        stored = profile.stored
-        if profile.read_run_events is not None:
-            stored = replace(stored, read_explanations=lambda: Explanations(profile.run_events))
-        if profile.read_events is None:
-            return stored
-        return replace(
-            stored,
-            ops=lambda: stored.ops,  # type: ignore[arg-type]  # read on access
-            source=profile.source,
-            read_events=lambda: profile.events,
-            read_layers=lambda: _layers(profile, _intervals_of_run(stored, profile.events)),
-            read_collectives=lambda: collectives(profile, _intervals_of_run(stored, profile.events)),
-        )
+        if not profile.found:  # what is made of steps is kept with them
+            profile.found.append(_stored(profile, profile.stored))
+        return profile.found[0]
     return _reduced(profile, profile.batches(), lambda events: boundaries.find(events)[0])
+
+
+def _stored(profile: Profile, stored: Steps) -> Steps:
+    """Return the steps that a capture stored, with what is read from its events and raw windows."""
+    if profile.read_run_events is not None:
+        stored = replace(stored, read_explanations=lambda: Explanations(profile.run_events))
+    if profile.read_events is None:
+        return stored
+    return replace(
+        stored,
+        ops=lambda: stored.ops,  # type: ignore[arg-type]  # read on access
+        source=profile.source,
+        read_events=lambda: profile.events,
+        read_layers=lambda: _layers(profile, _intervals_of_run(stored, profile.events)),
+        read_collectives=lambda: collectives(profile, _intervals_of_run(stored, profile.events)),
+    )
 
 
 def _reduced(profile: Profile, batches: Iterable[pl.DataFrame], rule: Callable[[pl.DataFrame], pl.DataFrame]) -> Steps:
