@@ -1,9 +1,9 @@
 """Record programs with what is true of them into the corpus that ``tests/test_corpus.py`` judges again.
 
 ``python benchmarks/record_corpus.py [--programs NAME,...] [--folder tests/corpus]``: each program of `programs.wastes`,
-with its waste and without, of `programs.trainers`, with each waste and none, of `programs.evaluated`, `signs` and
-`refuted`, and of public pages, in a process of its own, one after the other: nothing else should run on the
-machine. An entry is a zip file with the run folder and ``truth.json``; ``tests/judged_runs.py`` documents its keys.
+with its waste and without, of `programs.trainers`, with each waste and none, of `programs.evaluated`, `signs`,
+`refuted` and `strangers`, and of public pages, in a process of its own, one after the other: nothing else should run on
+the machine. An entry is a zip file with the run folder and ``truth.json``; ``tests/judged_runs.py`` documents its keys.
 Programs whose packages are missing are left out. The last line is one JSON object with the number of entries recorded
 and their bytes.
 """
@@ -16,10 +16,12 @@ import importlib
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -37,6 +39,7 @@ from programs import Loop, Script, Steps, Training, evaluated, refuted, signs, w
 from programs.refuted import jax_loops, keras_fits, torch_loops  # noqa: F401  they register their programs
 
 CORPUS = Path(__file__).parents[1] / "tests" / "corpus"
+STRANGERS = Path(__file__).parents[1] / "programs" / "strangers"
 STEPS = 100  # of a trainer
 Program = Callable[[Path, Any], dict[str, Any]]
 """Trains in an empty folder, in a capture; returns what is true of it: values, or functions of `windows_s`."""
@@ -170,6 +173,20 @@ def refuted_program(name: str) -> Program:
     return lambda folder, run: refuted.PROGRAMS[name].run()
 
 
+def stranger(name: str, cause: dict[str, Any]) -> Program:
+    """Return a program of `programs.strangers`, which runs as it does from a terminal."""
+
+    def train(folder: Path, run: Any) -> dict[str, Any]:
+        file = STRANGERS / f"{name}.py"
+        os.environ["TRUTH_FILE"], sys.argv = str(folder / "truth.json"), [str(file)]
+        runpy.run_path(str(file), run_name="__main__")
+        seen = json.loads((folder / "truth.json").read_text(encoding="utf-8"))
+        counts = {"steps": seen["train_steps"], "evaluations": seen["evaluation_steps"]}
+        return {**counts, "cause": cause, "wasted_s": seen["wasted_s"]}
+
+    return train
+
+
 def _wastes() -> Iterator[tuple[str, Callable[[], Program]]]:
     for module in ("jax_loops", "keras_fits", "torch_loops"):
         importlib.import_module(f"programs.wastes.{module}")
@@ -192,6 +209,11 @@ def _evaluated() -> Iterator[tuple[str, Callable[[], Program]]]:
             yield f"evaluated_{name}", partial(evaluates, program.train)
 
 
+def _strangers() -> Iterator[tuple[str, Callable[[], Program]]]:
+    about = tomllib.loads((STRANGERS / "about.toml").read_text(encoding="utf-8"))
+    return ((f"stranger_{name}", partial(stranger, name, cause)) for name, cause in about.items())
+
+
 def _pages() -> Iterator[tuple[str, Callable[[], Program]]]:
     for module in ("jax_docs", "keras_io", "nnx_pages", "tensorflow_org", "torch_pages", "torch_trainers", "tutorials"):
         with contextlib.suppress(ImportError):
@@ -205,6 +227,7 @@ FAMILIES: dict[str, Callable[[], Iterable[tuple[str, Callable[[], Program]]]]] =
     "signs": lambda: ((f"signs_{name}", partial(sign, name, train)) for name, train in signs.PROGRAMS.items()),
     "refuted": lambda: ((f"refuted_{name}", partial(refuted_program, name)) for name in refuted.PROGRAMS),
     "evaluated": _evaluated,
+    "stranger": _strangers,
     "page": _pages,
 }
 """What makes the programs of the corpus, with the names of their entries, by what these begin with."""
