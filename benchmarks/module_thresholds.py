@@ -1,4 +1,4 @@
-"""Vary each threshold of a module by half and twice over the recorded corpus, and print what that changes.
+"""Halve and double each threshold of a module, and print what changes in the recorded corpus.
 
 ``python benchmarks/module_thresholds.py MODULE [--only NAME,...] [--entries REGEX]``, such as
 ``tpunb.analysis.time_line``: thresholds are the numbers in constants of the module, and the fields of its `LIMITS`.

@@ -80,8 +80,7 @@ def of_level(level):
 
 def has_known_sums(cause, known):
     fields = {field for _, field, _, _ in string.Formatter().parse(cause.sentence) if field}
-    evidence = [each for remedy in cause.remedies for each in (remedy.when, remedy.unless) if each is not None]
-    roots = {name for each in evidence for name in each.meta.root_names()}
+    roots = {name for remedy in cause.remedies if remedy.when is not None for name in remedy.when.meta.root_names()}
     return {*cause.needs, *fields, *roots} <= {*known}
 
 

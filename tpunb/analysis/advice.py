@@ -207,12 +207,10 @@ def _applied(level: str, sums: pl.DataFrame, run_ps: float, run: Goodput | None 
 
 
 def _remedies(cause: Cause, applied: pl.DataFrame) -> list[Remedy | None]:
-    """Return the remedy of a cause for each row: the first whose evidence is there and that is not in place."""
+    """Return the remedy of a cause for each row: the first whose evidence is there."""
     chosen = pl.lit(None, pl.Int64)
     for number, remedy in reversed([*enumerate(cause.remedies)]):
         fits = pl.lit(value=True) if remedy.when is None else remedy.when
-        if remedy.unless is not None:
-            fits &= ~remedy.unless.fill_null(value=False)
         chosen = pl.when(fits).then(pl.lit(number, pl.Int64)).otherwise(chosen)
     numbers = applied.with_columns(remedy=chosen)["remedy"]
     return [None if number is None else cause.remedies[number] for number in numbers]

@@ -23,8 +23,6 @@ class Remedy:
         Code to paste, in the place of `before`.
     when
         Evidence that it is the remedy; of several, the first whose evidence is there is given.
-    unless
-        Evidence that it is in place already: it is not given then.
     before
         Code that the waste is seen in.
     """
@@ -32,7 +30,6 @@ class Remedy:
     text: str
     code: str = ""
     when: pl.Expr | None = None
-    unless: pl.Expr | None = None
     before: str = ""
 
     @property
@@ -96,7 +93,7 @@ class Cause:
 
     @property
     def texts(self) -> dict[str, Any]:
-        """What is said of it, as plain values."""
+        """Texts of the cause and of its remedies, as plain values."""
         names = ("id", "name", "account", "sentence", "evidence", "source", "no_fault")
         remedies = [{"text": each.text, "code": each.code, "before": each.before} for each in self.remedies]
         return {**{name: getattr(self, name) for name in names}, "remedies": remedies}
@@ -781,7 +778,8 @@ def _entry(each: Cause) -> str:
         f"**{each.name}**. {re.sub(r'{[^}]*}', '…', effect)}.\n",
         f"- Seen from: {each.evidence}.",
     ]
-    lines += [f"- Origin: {each.source}.", f"- No fault if: {each.no_fault}.", "- What to do:"]
+    lines += [f"- Origin: {each.source}.", f"- No fault if: {each.no_fault}."]
+    lines += ["- What to do:"] if each.remedies else []
     for remedy in each.remedies:
         lines.append(f"  - {remedy.text}.")
         if remedy.code:

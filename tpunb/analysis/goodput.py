@@ -233,7 +233,7 @@ def stretches(run: Profile | Phases) -> Stretches:
     else:
         try:
             steps = from_rules(run)
-        except NoSteps:  # time without steps is accounted for all the same
+        except NoSteps:  # time without steps has accounts, too
             steps = NO_STEPS if run.stored is None else run.stored
         labels, span_ps = _alike(steps), run.span_ps if run.stored is None else None
     time = _time_line(steps, span_ps)

@@ -98,7 +98,7 @@ class Profile:
     notes: Sequence[str] = ()
     misfits: Sequence[str] = ()
     is_cut: bool = False
-    found: list[Steps] = field(default_factory=list, init=False, repr=False, compare=False)  # from those stored, once
+    cached_steps: list[Steps] = field(default_factory=list, init=False, repr=False, compare=False)  # of `stored`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "windows", schema.check(self.windows, schema.WINDOWS, "windows"))

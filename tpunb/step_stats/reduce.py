@@ -58,9 +58,9 @@ def from_rules(profile: Profile) -> Steps:
     if profile.stored is not None:
         if len(profile.stored) == 0:
             raise _no_steps(profile)
-        if not profile.found:  # what is made of steps is kept with them
-            profile.found.append(_stored(profile, profile.stored))
-        return profile.found[0]
+        if not profile.cached_steps:  # caches of steps last as long as these
+            profile.cached_steps.append(_stored(profile, profile.stored))
+        return profile.cached_steps[0]
     return _reduced(profile, profile.batches(), lambda events: boundaries.find(events)[0])
 
 

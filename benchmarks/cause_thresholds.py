@@ -1,7 +1,7 @@
-"""What each threshold of the analysis changes over the corpus, when halved and doubled.
+"""Halve and double each threshold in the conditions of causes, and print which verdicts change in the corpus.
 
-``python benchmarks/thresholds.py`` judges every entry of ``tests/corpus`` for each of them, which takes half an hour of
-two cores; ``--quick`` every 24th entry for the causes alone. One that changes no verdict is without effect there.
+``python benchmarks/cause_thresholds.py`` judges every entry of ``tests/corpus`` for each of them; ``--quick`` every
+24th. One that changes no verdict is without effect there. Constants of modules: ``benchmarks/module_thresholds.py``.
 """
 
 import argparse
@@ -18,7 +18,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 CORPUS = Path(__file__).parents[1] / "tests" / "corpus"
-ROOMS = ("advice", "verdict", "metrics")  # modules with thresholds of their own, beside the conditions of causes
 FACTORS = (0.5, 2.0)
 
 
@@ -46,20 +45,12 @@ def scaled(expression, path, factor):
     return pl.Expr.deserialize(io.StringIO(json.dumps(tree)), format="json")
 
 
-def thresholds(*, causes_alone):
-    """Return the name and value of each threshold: of conditions of causes, and of constants of modules."""
+def thresholds():
+    """Return the value of each threshold by the id of its cause and its path there."""
     from tpunb.analysis.causes import CAUSES
 
-    found = {}
-    for cause in CAUSES:
-        for path, value in literals(json.loads(cause.when.meta.serialize(format="json"))):
-            found["causes", cause.id, path] = value
-    for room in () if causes_alone else ROOMS:
-        module = __import__(f"tpunb.analysis.{room}", fromlist=["_"])
-        for name, value in vars(module).items():
-            if name.isupper() and isinstance(value, int | float) and not isinstance(value, bool):
-                found[room, name, ()] = value
-    return found
+    conditions = {cause.id: json.loads(cause.when.meta.serialize(format="json")) for cause in CAUSES}
+    return {(name, path): value for name, condition in conditions.items() for path, value in literals(condition)}
 
 
 def judged(names, varied):
@@ -81,25 +72,17 @@ def judged(names, varied):
             except TpunbError:  # a run without steps
                 runs.pop(name, None)
 
-        def verdicts(*, anew=False):
-            of = {name: replace(run, steps=replace(run.steps)) if anew else run for name, run in runs.items()}
-            return {name: _short(module.verdict(phases)) for name, phases in of.items()}
+        def verdicts():
+            return {name: _short(module.verdict(phases)) for name, phases in runs.items()}
 
         usual, table = verdicts(), causes.CAUSES
-        for (room, name, path), factor in varied:
-            varies = advice if room == "causes" else sys.modules[f"tpunb.analysis.{room}"]
-            attribute, value = ("CAUSES", table) if room == "causes" else (name, getattr(varies, name))
-            if room == "causes":
-                new = tuple(
-                    replace(cause, when=scaled(cause.when, path, factor)) if cause.id == name else cause
-                    for cause in table
-                )
-            else:
-                new = type(value)(value * factor)
-            setattr(varies, attribute, new)
-            found = verdicts(anew=room == "metrics")  # of which sums are memoised
-            setattr(varies, attribute, value)
-            changed[room, name, path, factor] = [run for run in runs if found[run] != usual[run]]
+        for (name, path), factor in varied:
+            advice.CAUSES = tuple(
+                replace(cause, when=scaled(cause.when, path, factor)) if cause.id == name else cause for cause in table
+            )
+            found = verdicts()
+            changed[name, path, factor] = [run for run in runs if found[run] != usual[run]]
+        advice.CAUSES = table
     return changed
 
 
@@ -113,7 +96,7 @@ def main():
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
     names = sorted(path.stem for path in CORPUS.glob("*.zip"))[:: 24 if quick else 1]
-    values = thresholds(causes_alone=quick)
+    values = thresholds()
     varied = [(key, factor) for key in values for factor in FACTORS]
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     changed = {}
@@ -126,7 +109,7 @@ def main():
         halved, doubled = (changed[(*key, factor)] for factor in FACTORS)
         without += not halved and not doubled
         some = ", ".join([*halved, *doubled][:3])
-        print(f"{key[0]:8} {key[1]:24} {value:8.3g}  halved {len(halved):3}  doubled {len(doubled):3}  {some}")
+        print(f"{key[0]:8} {value:8.3g}  halved {len(halved):3}  doubled {len(doubled):3}  {some}")
     print(json.dumps({"entries": len(names), "thresholds": len(values), "without effect": without}))
 
 
