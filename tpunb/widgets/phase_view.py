@@ -44,7 +44,7 @@ _BLOCKS = {
 }
 _NO_OP = r"(?i)^(step( time)?|ProfilerStep.*|nn\.Module.*)$|\bidle\b|\.step#|\.py[:(]\d"  # of steps, idle time, Python
 _LEAST_SAVING = 0.01  # of the run time, that advice is listed for
-_ADVICE = re.compile(r"(?P<of>.*?)(?: could save up to .*? of .*? (?:step|wall) time\.|:) (?P<found>.*)", re.DOTALL)
+_ADVICE = re.compile(r"(?P<of>.*?)(?: could save up to .*? of .*? (?:step|device) time\.|:) (?P<found>.*)", re.DOTALL)
 _CODE = re.compile(r"`([^`]+)`")
 
 
@@ -254,9 +254,8 @@ def advised(advice: pl.DataFrame, phases: Phases, most: int = _PIECES, *, captio
     worth = advice.filter((pl.col("saves_ps") >= _LEAST_SAVING * whole).fill_null(True)).head(most)
     pieces = []
     for phase, saves_ps, sentence, action in worth["phase", "saves_ps", "sentence", "action"].iter_rows():
-        parts = _ADVICE.fullmatch(sentence)
-        named = parts is not None and phase is not None and caption == "What to do"
-        observed = sentence if parts is None else f"{parts['of']}: " * named + parts["found"]
+        parts = None if phase is None else _ADVICE.fullmatch(sentence)  # the run's begin with what took the time
+        observed = sentence if parts is None else f"{parts['of']}: " * (caption == "What to do") + parts["found"]
         saved = "" if saves_ps is None else f" Saves up to {rough(saves_ps)} of {duration(whole)} {base}."
         pieces.append("\n".join([f"{observed} Try: {action.replace('`', '')}.{saved}", *_CODE.findall(action)]))
     return listed(caption, pieces)
