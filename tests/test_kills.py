@@ -307,10 +307,10 @@ def test_file_size_limit_ends_the_recording_with_one_warning(tmp_path, limit):
 
 @pytest.fixture
 def tiny_disk(tmp_path):
-    """A file system of 400 kB."""
+    """A file system of 1 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True)
     if mounted.returncode:
         pytest.skip(f"no file system may be mounted here: {mounted.stderr.decode().strip()}")
     yield disk
