@@ -122,7 +122,7 @@ def evaluates(train: Callable[[Path], dict[str, int]]) -> Program:
 
     def captured(folder: Path, run: Any) -> dict[str, Any]:
         counts = train(folder)
-        return {"steps": counts["train"], "evaluations": counts["eval"]}
+        return {"steps": counts["train"], "evaluations": counts.get("eval")}
 
     return captured
 
@@ -204,6 +204,8 @@ def _trainers() -> Iterator[tuple[str, Callable[[], Program]]]:
 
 
 def _evaluated() -> Iterator[tuple[str, Callable[[], Program]]]:
+    for module in ("hugging_face", "jax_libraries", "torch_libraries"):
+        importlib.import_module(f"programs.libraries.{module}")
     for name, program in evaluated.PROGRAMS.items():
         if importlib.util.find_spec(program.package):
             yield f"evaluated_{name}", partial(evaluates, program.train)

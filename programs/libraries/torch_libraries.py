@@ -1,0 +1,278 @@
+"""Libraries that train with PyTorch: steps and evaluated batches by the library's own counters."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from programs.evaluated import Counts, program
+
+ROWS, WIDTH, CLASSES, BATCH = 640, 32, 4, 32
+EPOCHS, HELD = 3, ROWS // 5
+
+
+def examples() -> tuple[Any, Any]:
+    """Return rows and their classes."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    rows = torch.randn(ROWS, WIDTH)
+    return rows, (rows[:, 0] > 0).long()
+
+
+def loaders() -> tuple[Any, Any]:
+    """Return a DataLoader of rows to train with, and one of those held out."""
+    from torch.utils.data import DataLoader, TensorDataset
+
+    rows, labels = examples()
+    train, held = TensorDataset(rows[HELD:], labels[HELD:]), TensorDataset(rows[:HELD], labels[:HELD])
+    return DataLoader(train, batch_size=BATCH, shuffle=True), DataLoader(held, batch_size=BATCH)
+
+
+def network() -> Any:
+    """Return a classifier."""
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(WIDTH, 128), nn.ReLU(), nn.Linear(128, CLASSES))
+
+
+@program("accelerate")
+def accelerate_loop(folder: Path) -> Counts:
+    """Train with gradients of two batches and save the state in each epoch, as in Accelerate's quick tour."""
+    import torch
+    from accelerate import Accelerator
+
+    (train, held), model = loaders(), network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
+    model, optimizer, train, held = accelerator.prepare(model, optimizer, train, held)
+    updates = batches = 0
+    for epoch in range(EPOCHS):
+        model.train()
+        for rows, labels in train:
+            with accelerator.accumulate(model):
+                accelerator.backward(torch.nn.functional.cross_entropy(model(rows), labels))
+                optimizer.step()
+                optimizer.zero_grad()
+            updates += accelerator.sync_gradients
+        model.eval()
+        for rows, labels in held:
+            with torch.no_grad():
+                accelerator.gather_for_metrics((model(rows).argmax(-1), labels))
+            batches += 1
+        accelerator.save_state(str(folder / f"epoch-{epoch}"))
+    return {"train": updates, "eval": batches}
+
+
+@program("lightning")
+def fabric_loop(folder: Path) -> Counts:
+    """Train with Fabric, as in Lightning's conversion of a PyTorch loop."""
+    import torch
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric.launch()
+    (train, held), model = fabric.setup_dataloaders(*loaders()), network()
+    model, optimizer = fabric.setup(model, torch.optim.Adadelta(model.parameters()))
+    updates = batches = 0
+    for _ in range(EPOCHS):
+        model.train()
+        for rows, labels in train:
+            optimizer.zero_grad()
+            fabric.backward(torch.nn.functional.cross_entropy(model(rows), labels))
+            optimizer.step()
+            updates += 1
+        model.eval()
+        with torch.no_grad():
+            for rows, labels in held:
+                torch.nn.functional.cross_entropy(model(rows), labels).item()
+                batches += 1
+    fabric.save(folder / "model.ckpt", {"model": model})
+    return {"train": updates, "eval": batches}
+
+
+@program("fastai")
+def fastai_cycle(folder: Path) -> Counts:
+    """Train by ``fit_one_cycle`` with a metric."""
+    import fastai.callback.schedule  # noqa: F401  it adds `fit_one_cycle`
+    from fastai.callback.core import Callback
+    from fastai.data.core import DataLoaders
+    from fastai.data.load import DataLoader
+    from fastai.learner import Learner
+    from fastai.metrics import accuracy
+    from torch import nn
+
+    counts = {True: 0, False: 0}
+
+    class Counter(Callback):
+        def after_batch(self) -> None:
+            counts[bool(self.training)] += 1
+
+    train, held = (each.dataset for each in loaders())
+    data = DataLoaders(DataLoader(train, bs=BATCH, shuffle=True), DataLoader(held, bs=BATCH))
+    learner = Learner(data, network(), nn.CrossEntropyLoss(), metrics=accuracy, cbs=Counter(), path=folder)
+    with learner.no_bar(), learner.no_logging():
+        learner.fit_one_cycle(EPOCHS, 1e-3)
+    return {"train": counts[True], "eval": counts[False]}
+
+
+@program("ignite")
+def ignite_engines(folder: Path) -> Counts:
+    """Train with Ignite's engines; after each epoch evaluate on both sets."""
+    import torch
+    from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
+    from ignite.metrics import Accuracy, Loss
+
+    (train, held), model = loaders(), network()
+    loss, counts = torch.nn.CrossEntropyLoss(), {"train": 0, "eval": 0}
+    trainer = create_supervised_trainer(model, torch.optim.SGD(model.parameters(), 0.01), loss)
+    evaluator = create_supervised_evaluator(model, {"accuracy": Accuracy(), "loss": Loss(loss)})
+
+    def count(kind: str) -> None:
+        counts[kind] += 1
+
+    trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: count("train"))
+    evaluator.add_event_handler(Events.ITERATION_COMPLETED, lambda: count("eval"))
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: (evaluator.run(train), evaluator.run(held)))
+    trainer.run(train, max_epochs=EPOCHS)
+    return counts
+
+
+@program("skorch")
+def skorch_classifier(folder: Path) -> Counts:
+    """Fit a classifier of skorch, which holds out a fifth of the rows, and predict."""
+    import torch
+    from skorch import NeuralNetClassifier
+    from skorch.callbacks import Callback
+
+    counts = {True: 0, False: 0}
+
+    class Counter(Callback):
+        def on_batch_end(self, net: Any, batch: Any = None, *, training: bool = False, **_: Any) -> None:
+            counts[training] += 1
+
+    rows, labels = (each.numpy() for each in examples())
+    classifier = NeuralNetClassifier(
+        network(), criterion=torch.nn.CrossEntropyLoss, max_epochs=EPOCHS, batch_size=BATCH, callbacks=[Counter()]
+    )
+    classifier.set_params(verbose=0).fit(rows, labels)
+    classifier.predict_proba(rows[:HELD])
+    return {"train": counts[True], "eval": counts[False] + HELD // BATCH}
+
+
+@program("torch_geometric")
+def graphs(folder: Path) -> Counts:
+    """Classify graphs of different sizes, as in PyG's introduction."""
+    import torch
+    from torch_geometric.data import Data
+    from torch_geometric.loader import DataLoader
+    from torch_geometric.nn import GCNConv, global_mean_pool
+
+    examples()
+
+    def graph() -> Any:
+        nodes = int(torch.randint(10, 40, ()))
+        return Data(torch.randn(nodes, WIDTH), torch.randint(0, nodes, (2, 4 * nodes)), y=torch.randint(0, 2, (1,)))
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = GCNConv(WIDTH, 64), GCNConv(64, 64)
+            self.last = torch.nn.Linear(64, CLASSES)
+
+        def forward(self, batch: Any) -> Any:
+            nodes = self.second(self.first(batch.x, batch.edge_index).relu(), batch.edge_index)
+            return self.last(global_mean_pool(nodes, batch.batch))
+
+    data = [graph() for _ in range(ROWS // 2)]
+    train, held, model = DataLoader(data[64:], BATCH, shuffle=True), DataLoader(data[:64], BATCH), Network()
+    optimizer, updates, batches = torch.optim.Adam(model.parameters(), 0.01), 0, 0
+    for _ in range(EPOCHS):
+        model.train()
+        for batch in train:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(batch), batch.y).backward()
+            optimizer.step()
+            updates += 1
+        model.eval()
+        with torch.no_grad():
+            for batch in held:
+                (model(batch).argmax(-1) == batch.y).sum().item()
+                batches += 1
+    return {"train": updates, "eval": batches}
+
+
+@program("torch")
+def compiled_model(folder: Path) -> Counts:
+    """Train a model by ``torch.compile`` without code generation."""
+    import torch
+
+    (train, held), model = loaders(), network()
+    optimizer, compiled = torch.optim.AdamW(model.parameters()), torch.compile(model, backend="aot_eager")
+    updates = batches = 0
+    for _ in range(EPOCHS):
+        model.train()
+        for rows, labels in train:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(compiled(rows), labels).backward()
+            optimizer.step()
+            updates += 1
+        model.eval()
+        with torch.no_grad():
+            for rows, labels in held:
+                (compiled(rows).argmax(-1) == labels).sum().item()
+                batches += 1
+    return {"train": updates, "eval": batches}
+
+
+def _updates(train: Any) -> int:
+    """Return how many updates of parameters a function makes."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    updates = list[int]()
+    hook = register_optimizer_step_post_hook(lambda *_: updates.append(1))
+    try:
+        train()
+    finally:
+        hook.remove()
+    return len(updates)
+
+
+@program("stable_baselines3")
+def ppo(folder: Path) -> Counts:
+    """Train by PPO: 4 rollouts of 256 moves, each with 4 updates in 2 epochs."""
+    from stable_baselines3 import PPO
+
+    examples()
+    model = PPO("MlpPolicy", "CartPole-v1", n_steps=256, batch_size=64, n_epochs=2, seed=0, device="cpu")
+    return {"train": _updates(lambda: model.learn(1024))}
+
+
+@program("stable_baselines3")
+def dqn(folder: Path) -> Counts:
+    """Train by DQN: an update after each fourth move."""
+    from stable_baselines3 import DQN
+
+    examples()
+    model = DQN("MlpPolicy", "CartPole-v1", learning_starts=100, train_freq=4, seed=0, device="cpu")
+    return {"train": _updates(lambda: model.learn(900))}
+
+
+@program("keras")
+def keras_on_torch(folder: Path) -> Counts:
+    """Fit and evaluate with Keras on PyTorch; its backend is chosen before it is imported."""
+    import os
+
+    if "keras" not in sys.modules:
+        os.environ["KERAS_BACKEND"] = "torch"
+    import keras
+
+    rows, labels = (each.numpy() for each in examples())
+    model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(CLASSES, activation="softmax")])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    held = rows[:HELD], labels[:HELD]
+    model.fit(rows[HELD:], labels[HELD:], batch_size=BATCH, epochs=EPOCHS, verbose=0, validation_data=held)
+    model.evaluate(*held, batch_size=BATCH, verbose=0)
+    return {"train": EPOCHS * (ROWS - HELD) // BATCH, "eval": (EPOCHS + 1) * HELD // BATCH}
