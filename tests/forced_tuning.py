@@ -50,18 +50,18 @@ def other(parameter):
     return next(value for value in reversed(parameter.domain) if value != parameter.current)
 
 
-def _long(current, step):
+def _long(feed, step):
     """Return a rest of the training for which any tuning pays; the steps left are read, as tuning reads them."""
-    return 1e6 if current.feed.steps_left != 0 else 0.0
+    return 1e6 if feed.steps_left != 0 else 0.0
 
 
 def force(patch, step, race=Won):
     """Let trainings be tuned at a step: in place by a race of single steps, or by `Chosen`."""
-    for name, value in {"_FIRST": step, "_SECONDS": 0.0, "_SOON": 0.0, "_ENOUGH": 1e6}.items():
-        patch.setattr(online, name, value)
+    for name, value in {"FIRST": step, "_SECONDS": 0.0, "_SOON": 0.0, "_ENOUGH": 1e6}.items():
+        patch.setattr(live, name, value)
     patch.setattr(online, "Tuner", Chosen)
     patch.setattr(online, "model_based", others)
-    patch.setattr(online.Tunable, "rest", _long)
+    patch.setattr(live.Feed, "rest", _long)
     patch.setattr(live.LiveTuning, "_costs", lambda tuning, reference: StepCosts(1.0))
     for name, value in {"Race": race, "WARM": 1, "WINDOW": 1, "_HICCUP": 1e6}.items():
         patch.setattr(live, name, value)

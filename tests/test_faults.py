@@ -62,7 +62,7 @@ TUNING = (
         for name in ("on_data", "on_begin", "on_step", "_obstacle", "_left", "_tune", "_try_values", "_try")
     ),
     *((online._TunableFit, name) for name in ("__init__", "_prepared", "position")),
-    *((online.Tunable, name) for name in ("is_due", "rest")),
+    *((live.Feed, name) for name in ("is_due", "rest")),
     *((online, name) for name in ("Tuner", "TfPosition", "LivePosition", "saveable", "Budget", "Journal")),
     *((pipeline.Pipeline, name) for name in ("__init__", "build", "in_place", "_built", "parameters")),
     *((trial.TrialRunner, name) for name in ("__init__", "__enter__", "__exit__", "calibrate")),
@@ -76,10 +76,10 @@ TUNING = (
 
 LIVE = (
     *((online.Online, name) for name in ("_begin_live", "_advance", "_live_obstacle", "_end_live", "_aside")),
-    *((live.LiveTuning, name) for name in ("course", "_referenced", "_raced", "_pairs", "_block", "_run_with")),
-    *((live.KerasFeed, name) for name in ("_copy", "sampled", "switch", "pipeline", "steps_left")),
+    *((live.LiveTuning, name) for name in ("course", "_referenced", "raced", "_pairs", "_block", "_run_with")),
+    *((online._TunableFit, name) for name in ("_copy", "sampled", "switch", "pipeline", "steps_left")),
     (live.LiveTuning, "tuning"),
-    (live, "saveable"),
+    (online, "saveable"),
     *((position, name) for name in ("state_of", "set_state", "fingerprint")),
     *((results.Journal, name) for name in ("__init__", "record", "end")),
     *((fit_data.FitData, name) for name in ("replace", "_feed_from", "cursor")),

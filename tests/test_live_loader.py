@@ -54,7 +54,7 @@ def untuned(name):
 def force_loader(patch, step, race=Won):
     """Let DataLoaders be tuned at a step, by a race of single steps."""
     force(patch, step, race)
-    patch.setattr(online, "_SEND", 0.0)
+    patch.setattr(live_torch, "SEND", 0.0)
     patch.setattr(live_torch.LoaderFeed, "block", lambda feed, values: (1, 1))
 
 
@@ -248,10 +248,10 @@ PLACES = (
         for name in ("on_batch", "_begin_live", "_advance", "_end_live", "_live_obstacle", "_left")
     ),
     *((online.Online, name) for name in ("_end_loaders", "_refusal")),
-    *((online.Tunable, name) for name in ("__init__", "obstacle", "is_due", "execution", "least_live")),
+    *((live.Feed, name) for name in ("__init__", "is_due", "execution", "least_live")),
     *(
         (live.LiveTuning, name)
-        for name in ("course", "_referenced", "_raced", "_pairs", "_block", "_run_with", "tuning")
+        for name in ("course", "_referenced", "raced", "_pairs", "_block", "_run_with", "tuning")
     ),
 )
 

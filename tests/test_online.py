@@ -282,8 +282,8 @@ def test_the_seconds_needed_are_stated_before_they_are_spent(at):
 
 def test_seconds_are_saved_by_steps_after_the_change(monkeypatch):
     clock = iter([0, 1, 3, 5, 6, 7])
-    monkeypatch.setattr(online, "time", SimpleNamespace(perf_counter=lambda: next(clock), process_time=lambda: 0.0))
-    timer = online.StepTimer()
+    monkeypatch.setattr(live, "time", SimpleNamespace(perf_counter=lambda: next(clock), process_time=lambda: 0.0))
+    timer = live.StepTimer()
     timer.start()
     for step in (1, 2, 3):
         timer.record(step, within_epoch=True)
@@ -295,7 +295,7 @@ def test_seconds_are_saved_by_steps_after_the_change(monkeypatch):
 
 
 def test_a_short_fit_is_not_tuned(monkeypatch):
-    monkeypatch.setattr(online, "_SECONDS", 0.0)
+    monkeypatch.setattr(live, "_SECONDS", 0.0)
     with tuned(budget=1e6) as found:
         fitted(reading(n=4 * 40), epochs=1)
     assert sentences(found)[0].startswith("Not tuned: the rest of the fit takes")
@@ -407,7 +407,7 @@ def test_under_a_capture_the_tuning_is_an_account_and_no_step(at):
 
 def test_with_a_capture_the_hot_phase_is_tuned(at, monkeypatch):
     at(20)
-    monkeypatch.setattr(online, "_AGAIN", 1.1)
+    monkeypatch.setattr(live, "_AGAIN", 1.1)
     monkeypatch.setattr(online._TunableFit, "is_live", False)  # as if it were saved too
     until = time.monotonic() + 120
 

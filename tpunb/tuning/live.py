@@ -11,23 +11,21 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Generator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
-from tpunb.errors import wrong_type
+from tpunb.signals import spending
 from tpunb.text import format_error
-from tpunb.tfdata import position
-from tpunb.training.fit_state import Fit
-from tpunb.tuning.job import Job
-from tpunb.tuning.parameters import Kind, Parameter, Value
-from tpunb.tuning.pipeline import Pipeline
-from tpunb.tuning.position import saveable
+from tpunb.tuning.parameters import Parameter, Value
 from tpunb.tuning.racing import MOST_PAIRS, Race, RaceResult
 from tpunb.tuning.results import SAME, Journal, Message, Trial, Tuning
 from tpunb.tuning.search import BUFFERS, Search, Space, StepCosts, Values
 from tpunb.tuning.stage_costs import StageCost
+from tpunb.tuning.tournament import Contest
 
 SAMPLE = 3, 8
 """Least and most batches that are drawn from a copy of the data."""
@@ -41,6 +39,12 @@ RACE = 6 * (WARM + WINDOW)
 SWITCH = 0.15
 """Expected seconds of a change of values, before there has been one."""
 
+FIRST = 20
+"""Steps of a training before the first check."""
+
+_AGAIN = 1.5  # steps of the next check, by those of the one before
+_SECONDS = 1.0  # of training before the first check
+_SOON, _ENOUGH = 0.2, 1.0  # of steps before a training is tuned in place; of half as many steps
 _WAITS = 1.15
 _HIDDEN = 1.5  # times the data alone: a step of the model's, if batches are made ahead
 _LEAST_MODEL_SHARE = 0.05  # of a step, if the data take all of it
@@ -65,161 +69,175 @@ class Sample:
     seconds: float
     busy: float
 
+    @classmethod
+    def of(cls, steps: int, batches: list[bytes], seconds: list[float], begun: float, worked: float) -> Sample:
+        """Return the sample that ends now, by the seconds of its batches, and the two clocks at its begin."""
+        busy = (time.process_time() - worked) / max(time.perf_counter() - begun, 1e-9)
+        return cls(steps, tuple(batches), statistics.fmean(seconds[len(seconds) // 2 :] or [0.0]), busy)
 
-class Feed(Protocol):
-    """The data of a running training, whose values change at any place within an epoch."""
+
+class Feed(ABC):
+    """The data of a running training, whose values change at any place within an epoch, and how they are tuned.
+
+    `aside` accounts for what the training waits for, if not as between two steps.
+    """
+
+    pipeline: Any
+    turn: int = 1  # steps of an execution
+    used = 0.0  # seconds of drawing samples that the training need not draw again
+    is_live = True  # tuned in place
+    aside: Callable[[], AbstractContextManager[None]] | None = partial(spending, "tuning")
+
+    def __init__(self, timer: StepTimer) -> None:
+        self.timer, self.done = timer, False
+        self.pending: Message | None = None  # why it is not tuned yet
+        self.live: LiveTuning | None = None
+        self.course: _Course | None = None
+        self.announced = self.failed = False
+        self._first, self._next = self.steps, 0
 
     @property
+    @abstractmethod
     def steps(self) -> int:
         """Steps of the training."""
 
     @property
+    @abstractmethod
     def step_in_epoch(self) -> int:
         """Steps since the begin of an epoch, or another interruption."""
 
     @property
+    @abstractmethod
     def steps_left(self) -> int | None:
         """Steps that are left, or expected; None if unknown."""
 
     @property
-    def turn(self) -> int:
-        """Steps of an execution."""
-
-    @property
-    def used(self) -> float:
-        """Seconds of drawing samples that the training need not draw again."""
+    @abstractmethod
+    def within_epoch(self) -> bool:
+        """Whether there is a position."""
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The parameters whose values may change."""
+        return tuple(self.pipeline.parameters)
 
-    @property
-    def within_epoch(self) -> bool:
-        """Whether there is a position."""
+    @abstractmethod
+    def obstacle(self) -> Message | None:
+        """Return why it cannot be tuned."""
 
-    def obstacle(self) -> str:
-        """Return why the values cannot change, or ""."""
-
+    @abstractmethod
     def sampled(self, values: Values, limit: float, *, batches: int = SAMPLE[1]) -> Sample:
         """Return batches from the present position on with some values, as many as fit into a limit of seconds."""
 
+    @abstractmethod
     def switch(self, values: Values) -> None:
         """Continue with some values."""
 
-    def as_code(self, values: Values) -> str:
-        """Return the lines of code that set some values."""
-
+    @abstractmethod
     def stages(self, seconds: float, busy: float) -> tuple[StageCost, ...]:
         """Return the costs of the stages, if a batch takes some seconds in which some cores are busy."""
 
+    def as_code(self, values: Values) -> str:
+        """Return the lines of code that set some values."""
+        return str(self.pipeline.as_code(values))
+
     def difference(self) -> str | None:
         """Return why values changed the batches, if it is known."""
+        return None
 
     def block(self, values: Values) -> tuple[int, int]:
         """Return executions after a change to values that are not measured, and those that are."""
-
-
-class KerasFeed:
-    """The data of a fit, `saveable` ones of `Pipeline.in_place`."""
-
-    used = 0.0
-
-    def __init__(self, fit: Fit, job: Job) -> None:
-        self._fit, self._job = fit, job
-
-    @property
-    def pipeline(self) -> Pipeline:
-        """The pipeline of the data."""
-        pipeline = self._job.pipeline
-        assert isinstance(pipeline, Pipeline)
-        return pipeline
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """Those of the pipeline."""
-        return self.pipeline.parameters
-
-    def stages(self, seconds: float, busy: float) -> tuple[StageCost, ...]:
-        """Return the costs of the stages, any of which may take all of a batch's."""
-        calls = [parameter for parameter in self.parameters if parameter.kind is Kind.CALLS]
-        return tuple(StageCost(parameter.stage, seconds, busy) for parameter in calls)
-
-    def difference(self) -> str | None:
-        """Return None: a difference is not explained."""
-        return None
-
-    def obstacle(self) -> str:
-        """Return "", as the fit has been checked."""
-        return ""
-
-    def as_code(self, values: Values) -> str:
-        """Return the lines of code that set some values."""
-        return self.pipeline.as_code(values)
-
-    @property
-    def steps(self) -> int:
-        """Steps of the optimizer."""
-        return self._fit.steps
-
-    @property
-    def step_in_epoch(self) -> int:
-        """Steps since the begin of the epoch."""
-        return self._fit.step_in_epoch
-
-    @property
-    def steps_left(self) -> int | None:
-        """Steps left in the fit."""
-        return self._fit.steps_left
-
-    @property
-    def turn(self) -> int:
-        """Steps of an execution."""
-        return int(self._fit.model.steps_per_execution)
-
-    @property
-    def within_epoch(self) -> bool:
-        """Whether there is a position."""
-        return self._fit.cursor is not None
-
-    def block(self, values: Values) -> tuple[int, int]:
-        """Return the executions of a block: before the measurement, and in it."""
         return WARM, WINDOW
 
-    def switch(self, values: Values) -> None:
-        """Continue with some values at the same element."""
-        iterator = self._copy(values)
-        later = saveable(self.pipeline.in_place(values))  # continues the program's shuffles
-        self._fit.data.replace(later, iterator, "the pipeline was tuned in the midst of the fit")
+    def is_due(self) -> bool:
+        """Return whether to check it now; then again after half as many steps more."""
+        taken, timer = self.steps - self._first, self.timer
+        if taken < self._next:
+            return False
+        if self.is_live:
+            due = timer.before >= (_SOON if taken >= FIRST else _ENOUGH) and 2 * taken >= FIRST
+        else:
+            due = taken >= FIRST and timer.seconds >= _SECONDS
+        if not due or not timer.before:
+            return False
+        self._next = round(_AGAIN * taken)
+        return True
 
-    def sampled(self, values: Values, limit: float, *, batches: int = SAMPLE[1]) -> Sample:
-        """Return batches of a copy of the data."""
-        drawn: list[bytes] = []
-        seconds: list[float] = []
-        iterator = self._copy(values)
-        begun, worked = time.perf_counter(), time.process_time()
-        while len(seconds) < batches and (len(seconds) < SAMPLE[0] or time.perf_counter() - begun < limit):
-            started = time.perf_counter()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                drawn.append(END)
-                break
-            seconds.append(time.perf_counter() - started)
-            drawn.append(position.fingerprint(batch))
-        busy = (time.process_time() - worked) / max(time.perf_counter() - begun, 1e-9)
-        return Sample(self._fit.steps, tuple(drawn), statistics.fmean(seconds[len(seconds) // 2 :] or [0.0]), busy)
+    def least_live(self, step: float) -> float:
+        """Return the least seconds that a tuning in place takes."""
+        return 3 * SWITCH
 
-    def _copy(self, values: Values) -> Any:
-        """Return an iterator over the data with some values, at the present position."""
-        stand = self._fit.cursor
-        assert stand is not None
-        state = position.state_of(stand.iterator)
-        iterator = iter(saveable(self.pipeline.build(values)))
-        position.set_state(iterator, state)
-        return iterator
+    def execution(self, step: float) -> float:
+        """Return the seconds of an execution."""
+        return step * self.turn
+
+    def rest(self, step: float) -> float:
+        """Return the seconds of the rest of the training; infinite if its end is unknown."""
+        return math.inf if self.steps_left is None else self.steps_left * step
 
 
-class LiveTuning:
+class StepTimer:
+    """Times steps, except the first of each epoch."""
+
+    def __init__(self) -> None:
+        self._before: list[float] = []
+        self._busy: list[float] = []  # cores, in each of these
+        self._after: list[float] = []
+        self._swapped = False
+        self._saved = 0.0  # in earlier fits
+        self._last: tuple[int, float, float] | None = None  # steps, and seconds of the clock and the processors
+        self._started = 0.0
+        self.seconds = 0.0
+        """Since the fit started."""
+
+    def start(self) -> None:
+        """Start a fit with a new pipeline."""
+        self._saved = self.saved
+        self._before, self._busy, self._after, self._swapped = [], [], [], False
+        self._started, self._last = time.perf_counter(), None
+
+    def record(self, step: int, *, within_epoch: bool, follows: bool = True) -> None:
+        """Record the number of steps taken so far; the time since the last is one of steps if it `follows`."""
+        now, worked = time.perf_counter(), time.process_time()
+        self.seconds = now - self._started
+        if follows and self._last is not None and step > self._last[0]:
+            taken, wall = step - self._last[0], now - self._last[1]
+            times = self._after if self._swapped else self._before
+            times += [wall / taken] * taken
+            if not self._swapped:
+                self._busy += [(worked - self._last[2]) / max(wall, 1e-9)] * taken
+        self._last = (step, now, worked) if within_epoch else None
+
+    def pause(self) -> None:
+        """Exclude the time since the last step."""
+        if self._last is not None:
+            self._last = self._last[0], time.perf_counter(), time.process_time()
+
+    def swap(self, changed: bool = True) -> None:
+        """Count the following steps as after the change, or before it."""
+        self._swapped = changed
+
+    @property
+    def before(self) -> float:
+        """Seconds of all steps before the change."""
+        return sum(self._before)
+
+    def recent(self, steps: int) -> tuple[float, float]:
+        """Return the median seconds of the last steps before the change, and of the cores kept busy."""
+        return statistics.median(self._before[-steps:]), statistics.median(self._busy[-steps:])
+
+    @property
+    def step(self) -> float:
+        """Median seconds per step before the change."""
+        return statistics.median(self._before) if self._before else 0.0
+
+    @property
+    def saved(self) -> float:
+        """Seconds saved by the steps after the change."""
+        return self._saved + len(self._after) * self.step - sum(self._after)
+
+
+class LiveTuning(Contest[None]):
     """A tuning in place: ``next(course)`` after each step.
 
     `recent`: seconds per step of the program's values, and the busy cores meanwhile. `left`: function from the seconds
@@ -244,7 +262,7 @@ class LiveTuning:
         """Values with which the training runs."""
         self.best: dict[str, Value] = {}
         self.messages: list[Message] = [Message("tuned at", {"steps": feed.steps})]
-        self.trials = [Trial(0, {}, "default", recent[0], equal=True)]
+        super().__init__(Trial(0, {}, "default", recent[0], equal=True))
         self._champion = self.trials[0]
         self._seconds = recent[0]  # per step, of the best values
         self._reference: Sample | None = None
@@ -268,7 +286,7 @@ class LiveTuning:
         reference = yield from self._referenced()
         if (costs := self._costs(reference)) is not None:
             space = Space.of(self._feed.parameters, lambda: costs, cores=_CORES, deepest=_DEEPEST)
-            yield from self._proposed(space)
+            yield from self.proposed(self._search, space)
 
     def _referenced(self) -> Generator[None, None, Sample]:
         """Return the batches that the best values give at the present position; near an epoch's end, in the next."""
@@ -300,34 +318,13 @@ class LiveTuning:
         self.messages.append(Message("data", facts))
         return StepCosts(model, self._feed.stages(data, reference.busy))
 
-    def _proposed(self, space: Space) -> _Course:
-        """Race the proposals of the search, and AUTOTUNE if its first one is not faster."""
-        proposals = self._search(space)
-        seen: dict[frozenset[tuple[str, Value]], float | None] = {frozenset(): self._seconds}
-        try:
-            values = next(proposals)
-            while len(seen) < 2 or self._is_worth_it():
-                cost = yield from self._entered(values, space, seen)
-                if len(self.trials) == 2 and not self.best and self._is_worth_it():
-                    yield from self._entered(space.autotune, space, seen)
-                values = proposals.send(cost)
-        except StopIteration:
-            pass
-        finally:
-            proposals.close()
+    def is_over(self) -> bool:
+        """Return whether no other race fits into the rest; the first is always run."""
+        return len(self.tried) > 1 and not self._is_worth_it()
 
-    def _entered(
-        self, proposed: Values, space: Space, seen: dict[frozenset[tuple[str, Value]], float | None]
-    ) -> Generator[None, None, float | None]:
-        if not isinstance(proposed, Mapping):
-            raise wrong_type("tune", "search", "yield mappings of parameter names to values", proposed)
-        default = space.default
-        values = {name: value for name, value in proposed.items() if name not in default or value != default[name]}
-        key = frozenset(values.items())
-        if key not in seen:
-            yield from self._raced(values)
-            seen[key] = self.trials[-1].seconds
-        return seen[key]
+    def doubts_first(self) -> bool:
+        """Return whether the first values that were proposed leave time and reason to try AUTOTUNE."""
+        return not self.best and self._is_worth_it()
 
     def _is_worth_it(self) -> bool:
         """Return whether another race fits into the rest of the fit, and of what it may wait."""
@@ -335,11 +332,11 @@ class LiveTuning:
         pause = 2 * SAMPLE[0] * self._seconds * self._steps + 3 * self._switch_seconds
         return pause <= self._left(0.0) and (left is None or left >= RACE * self._steps)
 
-    def _raced(self, values: Values) -> _Course:
+    def raced(self, values: dict[str, Value]) -> _Course:
         """Add the trial of values in a race against the best so far; the fit then runs with those that won."""
         started = time.perf_counter()
-        best, against = dict(self.best), self._champion
-        trial = Trial(len(self.trials), dict(values), "failed", against=against.number)
+        best = dict(self.best)
+        trial = Trial(len(self.trials), values, "failed", against=self._champion.number)
         try:
             reference = yield from self._referenced()
             with self._aside():
@@ -347,19 +344,17 @@ class LiveTuning:
                 sample = self._feed.sampled(values, limit, batches=len(reference.batches))
             if sample.batches == reference.batches[: len(sample.batches)]:
                 result = yield from self._pairs(values, best)
-                low, high = (None if math.isnan(end) else end for end in (result.low, result.high))
-                seconds = self._seconds / result.ratio
-                trial = replace(trial, verdict=result.decision, seconds=seconds, equal=True, pairs=result.pairs)
-                trial = replace(trial, ratio=result.ratio, low=low, high=high)
+                trial = trial.decided(result, self._seconds)
             else:
                 trial = replace(trial, verdict="different output", equal=False, error=self._feed.difference())
         except Exception as error:  # noqa: BLE001  whatever it is, the values do not suit this program
             trial = replace(trial, error=format_error(error))
         trial = replace(trial, spent=time.perf_counter() - started)
         self.trials.append(trial)
+        self.tried[frozenset(values.items())] = trial.seconds
         self.journal.record(trial)
         if trial.verdict == "faster" and trial.seconds is not None:
-            self.best, self._champion, self._seconds = dict(values), trial, trial.seconds
+            self.best, self._champion, self._seconds = values, trial, trial.seconds
         yield from self._run_with(self.best)
 
     def _pairs(self, values: Values, best: Values) -> Generator[None, None, RaceResult]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 import sys
 import threading
 import time
@@ -29,9 +28,10 @@ from tpunb.torchdata.handover import Handover, refusal
 from tpunb.torchdata.loader import Settings, settings_of, with_settings
 from tpunb.training import keras_hooks
 from tpunb.tuning import live
-from tpunb.tuning.live import END, SAMPLE, Sample
-from tpunb.tuning.loader import STAGE, LoaderPipeline
+from tpunb.tuning.live import END, SAMPLE, Feed, Sample, StepTimer
+from tpunb.tuning.loader import SEND, STAGE, LoaderPipeline
 from tpunb.tuning.parameters import Kind, Parameter
+from tpunb.tuning.results import Message
 from tpunb.tuning.search import Values
 from tpunb.tuning.stage_costs import StageCost
 
@@ -47,12 +47,13 @@ _STALL = 1.0
 """Seconds for which batches may be made ahead of a training, which loses nothing by it."""
 
 
-class LoaderFeed:
+class LoaderFeed(Feed):
     """The data of a training that iterates over a DataLoader; its steps are batches."""
 
-    turn = 1
+    steps = step_in_epoch = 0
 
     def __init__(self, loader: Any) -> None:
+        super().__init__(StepTimer())
         self._loader = loader
         # the running iterator, while the loop has it, and how it is handed over
         self._iterator: Callable[[], Any] = lambda: None
@@ -63,8 +64,6 @@ class LoaderFeed:
         self._indices: list[Any] = []  # of the last sample of the present values
         self.refusal = self.failure = ""
         self._by_trainer = _called_from(transformers.TRAIN.home)
-        self.steps = self.step_in_epoch = 0
-        self.used = 0.0
         self.ended = False
 
     @cached_property
@@ -102,9 +101,12 @@ class LoaderFeed:
         if self.values and handover is not None:
             handover.use(iterator, self._settings(self.values))
 
-    def obstacle(self) -> str:
-        """Return why the rest of the epoch cannot be handed over, or ""."""
-        return self.refusal or self._running[0].obstacle()
+    def obstacle(self) -> Message | None:
+        """Return why the rest of the epoch cannot be handed over, or would gain nothing."""
+        reason = self.refusal or self._running[0].obstacle()
+        if not reason and self.timer.step < SEND:
+            reason = f"a batch takes {self.timer.step * 1e3:.2g} ms, and a worker takes as long to send one"
+        return Message("not tuned", {"reason": reason}) if reason else None
 
     def serves(self, iterator: Any) -> bool:
         """Return whether it is of this iterator, and not of a later one over the same data."""
@@ -154,8 +156,7 @@ class LoaderFeed:
                 prints += map(digest, _timed(made, seconds))
         if self._ends and len(prints) == len(self._indices):
             prints.append(END)
-        busy = (time.process_time() - worked) / max(time.perf_counter() - begun, 1e-9)
-        return Sample(self.steps, tuple(prints), statistics.fmean(seconds[len(seconds) // 2 :] or [0.0]), busy)
+        return Sample.of(self.steps, prints, seconds, begun, worked)
 
     def stages(self, seconds: float, busy: float) -> tuple[StageCost, ...]:
         """Return the costs of a batch, and the workers with which the rest takes least: each takes time to start."""

@@ -34,7 +34,7 @@ STAGE = "loader"
 
 _WORKERS = (0, 1, 2, 4, 8, 16)
 _AHEAD = (1, 2, 4)
-_SEND = 5e-4
+SEND = 5e-4
 """Seconds that a worker takes to send a small batch, measured: batches that take less are faster without workers."""
 
 _START, _IMPORT = {"fork": 0.03}, 2.0
@@ -126,8 +126,8 @@ class LoaderPipeline:
     def most_workers(self) -> float:
         """Workers with which an epoch takes least, if they only wait: each takes time to start, and all share it."""
         seconds, start = self.reading.seconds, _START.get(start_method(self.loader), _IMPORT)
-        if self.batches is None or seconds < _SEND:
-            return math.inf if seconds > _SEND else 0.0
+        if self.batches is None or seconds < SEND:
+            return math.inf if seconds > SEND else 0.0
         return math.sqrt(self.batches * seconds / start)
 
     def _worker_counts(self) -> tuple[Value, ...]:

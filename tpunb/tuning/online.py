@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
@@ -27,31 +26,27 @@ from tpunb.signals import spending
 from tpunb.step_stats.numbering import TUNING_STEP
 from tpunb.step_stats.reduce import steps
 from tpunb.text import format_error, plain, plural
+from tpunb.tfdata import position as data_position
 from tpunb.tfdata.graph import graph_or_none
 from tpunb.tfdata.restored import late_shuffles
 from tpunb.training import keras_hooks
 from tpunb.training.fit_state import Fit
 from tpunb.training.state import TrainingState, variables_of
 from tpunb.tuning.job import Job, hot_phase
-from tpunb.tuning.live import RACE, SAMPLE, SWITCH, WINDOW, Feed, KerasFeed, LiveTuning
+from tpunb.tuning.live import END, FIRST, RACE, SAMPLE, WINDOW, Feed, LiveTuning, Sample, StepTimer
 from tpunb.tuning.live_torch import LoaderFeed, watch
 from tpunb.tuning.model_based import model_based
-from tpunb.tuning.parameters import Value
+from tpunb.tuning.parameters import Kind, Value
 from tpunb.tuning.pipeline import Pipeline
 from tpunb.tuning.position import LivePosition, TfPosition, saveable
 from tpunb.tuning.results import Journal, Message, Tuning, format_values
-from tpunb.tuning.search import Search
+from tpunb.tuning.search import Search, Values
+from tpunb.tuning.stage_costs import StageCost
 from tpunb.tuning.tournament import Budget, check_seconds
 from tpunb.tuning.tuner import SHARE, Tuner, least_seconds
 
-_FIRST = 20  # steps of a fit before the first check
-_AGAIN = 1.5  # steps of the next check, by those of the one before
-_SECONDS = 1.0  # of training before the first check
-_SOON, _ENOUGH = 0.2, 1.0  # of steps before a fit is tuned in place; of half as many steps
 _SAVED = 0.2  # of the seconds that the rest of the fit would save, which a race may take
 _PAUSE = 0.005  # of tuning that is not counted as a part of a step
-_SEND = 5e-4  # of a batch, below which no workers help, as `stage_costs` has measured
-_REASON = "the pipeline was tuned in the midst of the fit"
 
 
 class Run(Protocol):
@@ -81,7 +76,7 @@ class Online:
         self.seconds = 0.0
         self.timer = StepTimer()
         self._fit: _TunableFit | None = None
-        self._loaders: dict[LoaderFeed, Tunable] = {}
+        self._loaders: list[LoaderFeed] = []
 
     def __repr__(self) -> str:
         result = "nothing was tried"
@@ -143,28 +138,28 @@ class Online:
 
         The batch `follows` one of the same epoch.
         """
-        if (current := self._loaders.get(feed)) is None:
-            current = self._loaders[feed] = Tunable(feed, StepTimer())
-        current.timer.record(feed.steps, within_epoch=True, follows=follows)
-        if feed.failure and not current.failed:
-            current.done = current.failed = True
-            if current.live is not None:
-                current.live.best = {}
-                self._end_live(current)
+        if feed not in self._loaders:
+            self._loaders.append(feed)
+        feed.timer.record(feed.steps, within_epoch=True, follows=follows)
+        if feed.failure and not feed.failed:
+            feed.done = feed.failed = True
+            if feed.live is not None:
+                feed.live.best = {}
+                self._end_live(feed)
             self._report("error", error=feed.failure)
-        elif current.course is not None:
-            self._advance(current)
-        elif not current.done and all(other.course is None for other in self._loaders.values()) and current.is_due():
-            self._begin_live(current)
-        return not current.done
+        elif feed.course is not None:
+            self._advance(feed)
+        elif not feed.done and all(other.course is None for other in self._loaders) and feed.is_due():
+            self._begin_live(feed)
+        return not feed.done
 
-    def _begin_live(self, current: Tunable) -> None:
+    def _begin_live(self, current: Feed) -> None:
         """Begin to tune the training in place, if it is worth it."""
-        step, busy = current.timer.recent(max(WINDOW * current.feed.turn, _FIRST // 2))
+        step, busy = current.timer.recent(max(WINDOW * current.turn, FIRST // 2))
         current.pending = self._refusal(current) or self._live_obstacle(current, step)
         if current.pending is None and not current.done:
             current.live = LiveTuning(
-                current.feed,
+                current,
                 self._search,
                 recent=(step, busy),
                 left=partial(self._left, current),
@@ -174,9 +169,9 @@ class Online:
             current.course = current.live.course()
             self._advance(current)
 
-    def _advance(self, current: Tunable) -> None:
+    def _advance(self, current: Feed) -> None:
         """Continue a tuning in place after a step."""
-        started, live, used = time.perf_counter(), current.live, current.feed.used
+        started, live, used = time.perf_counter(), current.live, current.used
         assert live is not None
         assert current.course is not None
         try:
@@ -187,14 +182,14 @@ class Online:
             current.done = True
             live.messages.append(Message("error", {"error": format_error(error)}))
         finally:
-            self.seconds += time.perf_counter() - started - (current.feed.used - used)
+            self.seconds += time.perf_counter() - started - (current.used - used)
             current.timer.swap(bool(live.values))
             if time.perf_counter() - started > _PAUSE:
                 current.timer.pause()
             if current.done:
                 self._end_live(current)
 
-    def _end_live(self, current: Tunable) -> None:
+    def _end_live(self, current: Feed) -> None:
         """Report the result of a tuning in place."""
         live, current.live, current.course = current.live, None, None
         assert live is not None
@@ -256,20 +251,20 @@ class Online:
 
     def _end_loaders(self) -> None:
         """Report what became of the DataLoaders: of one that was not tuned, if no other was."""
-        for feed, current in self._loaders.items():
+        for feed in self._loaders:
             feed.ended = True
-            if current.live is not None:
-                self._end_live(current)
+            if feed.live is not None:
+                self._end_live(feed)
         if not self.messages and self._loaders:
-            longest = max(self._loaders.values(), key=lambda current: (current.timer.before, current.feed.steps))
-            alternates = longest.feed.steps > 1 and not longest.timer.before
+            longest = max(self._loaders, key=lambda feed: (feed.timer.before, feed.steps))
+            alternates = longest.steps > 1 and not longest.timer.before
             other = "another DataLoader is read between its batches"
             reason = other if alternates else "the training ended before its steps were measured"
             self.messages.append(longest.pending or Message("not tuned", {"reason": reason}))
 
     # -- when to tune ----------------------------------------------------------------------------------------------
 
-    def _refusal(self, current: Tunable) -> Message | None:
+    def _refusal(self, current: Feed) -> Message | None:
         """Return why a training cannot be tuned."""
         refusal = current.obstacle()
         if refusal is not None:
@@ -277,7 +272,7 @@ class Online:
             self.messages.append(refusal)
         return refusal
 
-    def _live_obstacle(self, current: Tunable, step: float) -> Message | None:
+    def _live_obstacle(self, current: Feed, step: float) -> Message | None:
         """Return why a training is not tuned in place, or not yet."""
         budget, rest, races = self._left(current), current.rest(step), RACE * current.execution(step)
         needed = current.least_live(step)
@@ -302,12 +297,12 @@ class Online:
             return None
         return Message("budget too small", {"budget": max(budget, 0.0), "needed": needed})
 
-    def _left(self, current: Tunable, saving: float = 0.0) -> float:
+    def _left(self, current: Feed, saving: float = 0.0) -> float:
         """Return the seconds left of the budget, or of shares of the run so far and expected, and of what it saves."""
         if self._budget is not None:
             return self._budget - self.seconds
         so_far = time.perf_counter() - self._started
-        expected = so_far + (current.feed.steps_left or 0) * current.timer.step
+        expected = so_far + (current.steps_left or 0) * current.timer.step
         return SHARE * expected + _SAVED * saving - self.seconds
 
     def _phase_obstacle(self, current: _TunableFit) -> Message | None:
@@ -354,8 +349,7 @@ class Online:
                 self.tuning = tuner.tuning
                 self.messages += tuner.tuning.messages
             if best := tuner.tuning.best:
-                later = saveable(current.pipeline.in_place(best))  # continues the program's shuffles
-                current.fit.data.replace(later, position.source(best).iterator, _REASON)
+                current.continue_with(best, position.source(best).iterator)
                 self.values = dict(best)
                 self.timer.swap()
 
@@ -379,7 +373,7 @@ class Online:
         gain = f"steps {self.tuning.speedup.sentence}, output equal: {format_values(self.values)}"
         if self._total is None:
             return plain(f"Tuned: {gain}.")
-        timers = [self.timer, *(current.timer for current in self._loaders.values())]
+        timers = [self.timer, *(feed.timer for feed in self._loaders)]
         without = self._total - self.seconds + sum(timer.saved for timer in timers)
         return plain(f"Tuned: about {without:.1f} s → {self._total:.1f} s, tuning included; {gain}.")
 
@@ -391,59 +385,7 @@ class Online:
         return [f"tuning: {plural(len(self.tuning.trials), 'trial')}, {self.seconds:.1f} s"]
 
 
-class Tunable:
-    """A training that may be tuned; `aside` accounts for what it waits for, if not as between two steps."""
-
-    aside: Callable[[], AbstractContextManager[None]] | None = partial(spending, "tuning")
-
-    def __init__(self, feed: Feed, timer: StepTimer) -> None:
-        self.feed, self.timer, self.done = feed, timer, False
-        self.pending: Message | None = None  # why it is not tuned yet
-        self.live: LiveTuning | None = None
-        self.course: Generator[None, None, None] | None = None
-        self.announced = self.failed = False
-        self._first, self._next = feed.steps, 0
-
-    @property
-    def is_live(self) -> bool:
-        """Whether it is tuned in place."""
-        return True
-
-    def obstacle(self) -> Message | None:
-        """Return why it cannot be tuned."""
-        reason = self.feed.obstacle()
-        if not reason and self.timer.step < _SEND:
-            reason = f"a batch takes {self.timer.step * 1e3:.2g} ms, and a worker takes as long to send one"
-        return Message("not tuned", {"reason": reason}) if reason else None
-
-    def is_due(self) -> bool:
-        """Return whether to check it now; then again after half as many steps more."""
-        taken, timer = self.feed.steps - self._first, self.timer
-        if taken < self._next:
-            return False
-        if self.is_live:
-            due = timer.before >= (_SOON if taken >= _FIRST else _ENOUGH) and 2 * taken >= _FIRST
-        else:
-            due = taken >= _FIRST and timer.seconds >= _SECONDS
-        if not due or not timer.before:
-            return False
-        self._next = round(_AGAIN * taken)
-        return True
-
-    def least_live(self, step: float) -> float:
-        """Return the least seconds that a tuning in place takes."""
-        return 3 * SWITCH
-
-    def execution(self, step: float) -> float:
-        """Return the seconds of an execution."""
-        return step * self.feed.turn
-
-    def rest(self, step: float) -> float:
-        """Return the seconds of the rest of the training; infinite if its end is unknown."""
-        return math.inf if self.feed.steps_left is None else self.feed.steps_left * step
-
-
-class _TunableFit(Tunable):
+class _TunableFit(Feed):
     """A fit that may be tuned; `exclusive` if nothing else depends on how its data are made."""
 
     aside = None
@@ -452,7 +394,7 @@ class _TunableFit(Tunable):
         self.fit, self.data = fit, data
         self.phase: Message | None = None
         self.job = Job(lambda: (fit.model, data))
-        super().__init__(KerasFeed(fit, self.job), timer)
+        super().__init__(timer)
         self._rebuilt = False
         other = fit.data.reason or "its data are not a tf.data.Dataset (arrays and Python code have no values to tune)"
         reason = other if data is None else self._prepared(exclusive)
@@ -496,7 +438,67 @@ class _TunableFit(Tunable):
         return pipeline
 
     @property
-    def is_live(self) -> bool:
+    def steps(self) -> int:
+        return self.fit.steps
+
+    @property
+    def step_in_epoch(self) -> int:
+        return self.fit.step_in_epoch
+
+    @property
+    def steps_left(self) -> int | None:
+        return self.fit.steps_left
+
+    @property
+    def turn(self) -> int:  # type: ignore[override]
+        return int(self.fit.model.steps_per_execution)
+
+    @property
+    def within_epoch(self) -> bool:
+        return self.fit.cursor is not None
+
+    def stages(self, seconds: float, busy: float) -> tuple[StageCost, ...]:
+        """Return the costs of the stages, any of which may take all of a batch's."""
+        calls = [parameter for parameter in self.parameters if parameter.kind is Kind.CALLS]
+        return tuple(StageCost(parameter.stage, seconds, busy) for parameter in calls)
+
+    def switch(self, values: Values) -> None:
+        """Continue with some values at the same element."""
+        self.continue_with(values, self._copy(values))
+
+    def continue_with(self, values: Values, iterator: Any) -> None:
+        """Continue with some values, and an iterator at the same element."""
+        later = saveable(self.pipeline.in_place(values))  # continues the program's shuffles
+        self.fit.data.replace(later, iterator, "the pipeline was tuned in the midst of the fit")
+
+    def sampled(self, values: Values, limit: float, *, batches: int = SAMPLE[1]) -> Sample:
+        """Return batches of a copy of the data."""
+        drawn: list[bytes] = []
+        seconds: list[float] = []
+        iterator = self._copy(values)
+        begun, worked = time.perf_counter(), time.process_time()
+        while len(seconds) < batches and (len(seconds) < SAMPLE[0] or time.perf_counter() - begun < limit):
+            started = time.perf_counter()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                drawn.append(END)
+                break
+            seconds.append(time.perf_counter() - started)
+            drawn.append(data_position.fingerprint(batch))
+        return Sample.of(self.steps, drawn, seconds, begun, worked)
+
+    def _copy(self, values: Values) -> Any:
+        """Return an iterator over the data with some values, at the present position."""
+        stand = self.fit.cursor
+        assert stand is not None
+        state = data_position.state_of(stand.iterator)
+        iterator = iter(saveable(self.pipeline.build(values)))
+        data_position.set_state(iterator, state)
+        return iterator
+
+    @property
+    def is_live(self) -> bool:  # type: ignore[override]
         """Whether it is tuned in place: nothing else depends on how its data are made."""
         return self._rebuilt
 
@@ -574,64 +576,3 @@ def _watch_loaders(online: Online, stack: ExitStack) -> None:
 def _listen(online: Online, stack: ExitStack) -> None:
     """Send the events of fits of Keras to the tuning."""
     stack.enter_context(keras_hooks.listening(online))
-
-
-class StepTimer:
-    """Times steps, except the first of each epoch."""
-
-    def __init__(self) -> None:
-        self._before: list[float] = []
-        self._busy: list[float] = []  # cores, in each of these
-        self._after: list[float] = []
-        self._swapped = False
-        self._saved = 0.0  # in earlier fits
-        self._last: tuple[int, float, float] | None = None  # steps, and seconds of the clock and the processors
-        self._started = 0.0
-        self.seconds = 0.0
-        """Since the fit started."""
-
-    def start(self) -> None:
-        """Start a fit with a new pipeline."""
-        self._saved = self.saved
-        self._before, self._busy, self._after, self._swapped = [], [], [], False
-        self._started, self._last = time.perf_counter(), None
-
-    def record(self, step: int, *, within_epoch: bool, follows: bool = True) -> None:
-        """Record the number of steps taken so far; the time since the last is one of steps if it `follows`."""
-        now, worked = time.perf_counter(), time.process_time()
-        self.seconds = now - self._started
-        if follows and self._last is not None and step > self._last[0]:
-            taken, wall = step - self._last[0], now - self._last[1]
-            times = self._after if self._swapped else self._before
-            times += [wall / taken] * taken
-            if not self._swapped:
-                self._busy += [(worked - self._last[2]) / max(wall, 1e-9)] * taken
-        self._last = (step, now, worked) if within_epoch else None
-
-    def pause(self) -> None:
-        """Exclude the time since the last step."""
-        if self._last is not None:
-            self._last = self._last[0], time.perf_counter(), time.process_time()
-
-    def swap(self, changed: bool = True) -> None:
-        """Count the following steps as after the change, or before it."""
-        self._swapped = changed
-
-    @property
-    def before(self) -> float:
-        """Seconds of all steps before the change."""
-        return sum(self._before)
-
-    def recent(self, steps: int) -> tuple[float, float]:
-        """Return the median seconds of the last steps before the change, and of the cores kept busy."""
-        return statistics.median(self._before[-steps:]), statistics.median(self._busy[-steps:])
-
-    @property
-    def step(self) -> float:
-        """Median seconds per step before the change."""
-        return statistics.median(self._before) if self._before else 0.0
-
-    @property
-    def saved(self) -> float:
-        """Seconds saved by the steps after the change."""
-        return self._saved + len(self._after) * self.step - sum(self._after)

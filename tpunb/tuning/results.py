@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from string import Formatter
 from typing import Any, Literal, NamedTuple
@@ -22,6 +22,7 @@ from tpunb.tuning.job import are_arrays, shuffled
 from tpunb.tuning.loader import LoaderPipeline
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
+from tpunb.tuning.racing import RaceResult
 
 TrialVerdict = Literal["default", "faster", "not faster", "undecided", "different output", "failed"]
 
@@ -195,6 +196,13 @@ class Trial:
     equal: bool | None = None
     error: str | None = None
     spent: float = 0.0
+
+    def decided(self, result: RaceResult, against: float | None) -> Trial:
+        """Return the trial with the result of its race against one of some seconds per step, whose output is equal."""
+        low, high = (None if math.isnan(end) else end for end in (result.low, result.high))
+        seconds = None if against is None else against / result.ratio
+        trial = replace(self, verdict=result.decision, seconds=seconds, equal=True, pairs=result.pairs)
+        return replace(trial, ratio=result.ratio, low=low, high=high)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

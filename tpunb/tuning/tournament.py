@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Generic, TypeVar
 
 from tpunb.errors import brief, wrong_type
 from tpunb.tuning.parameters import Value
@@ -23,6 +25,7 @@ _REPEATED = 100
 """Repeated proposals in a row that end a search."""
 
 Key = frozenset[tuple[str, Value]]
+Waits = TypeVar("Waits")
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,55 @@ def check_seconds(name: str, owner: str, seconds: object) -> None:
         raise ValueError(f"The {name} parameter of {owner} must be above 0 seconds. Got {brief(seconds)} instead.")
 
 
-class Tournament:
+class Contest(ABC, Generic[Waits]):
+    """Values that a search proposes, each raced once: in trials of their own, or in steps of a running training.
+
+    What it waits for is yielded.
+    """
+
+    def __init__(self, first: Trial) -> None:
+        self.trials = [first]
+        self.tried: dict[Key, float | None] = {_key({}): first.seconds}  # seconds per step of values
+
+    @abstractmethod
+    def raced(self, values: dict[str, Value]) -> Generator[Waits, None, None]:
+        """Race new values against the best so far, if there is time, and note them in `tried`."""
+
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Return whether to ask the search for no more values."""
+
+    def proposed(self, search: Search, space: Space) -> Generator[Waits, None, None]:
+        """Race what a search proposes, and AUTOTUNE after its first values."""
+        proposals, repeated = search(space), 0
+        try:
+            values = next(proposals)
+            while repeated < _REPEATED:
+                key = _key(_changed(values, space))
+                repeated = repeated + 1 if key in self.tried else 0
+                yield from self.entered(values, space)
+                if len(self.trials) == 2 and self.doubts_first():
+                    yield from self.entered(space.autotune, space)
+                if self.is_over():
+                    return
+                values = proposals.send(self.tried[key])
+        except StopIteration:
+            pass
+        finally:
+            proposals.close()
+
+    def doubts_first(self) -> bool:
+        """Return whether the first values that were proposed leave time and reason to try AUTOTUNE."""
+        return True
+
+    def entered(self, values: Values, space: Space) -> Generator[Waits, None, None]:
+        """Race values, if they are new."""
+        changed = _changed(values, space)
+        if _key(changed) not in self.tried:
+            yield from self.raced(changed)
+
+
+class Tournament(Contest[Trial]):
     """Runs the trials that a search proposes; `winner` is the one that won against the program's values, or these."""
 
     def __init__(
@@ -60,11 +111,9 @@ class Tournament:
         self._run, self._digest, self._budget, self._clock = run, baseline.digest, budget, clock
         self._started = clock() if started is None else started
         self._spare: float | None = baseline.seconds  # spares the first race one run of the program's values
-        first = Trial(0, {}, "default", baseline.seconds, equal=True, spent=baseline.spent)
-        self.trials = [first]
-        self._best = self.winner = first
+        super().__init__(Trial(0, {}, "default", baseline.seconds, equal=True, spent=baseline.spent))
+        self._best = self.winner = self.trials[0]
         self._run_seconds = {_key({}): baseline.spent}  # of the last run of some values
-        self._costs: dict[Key, float | None] = {_key({}): baseline.seconds}
         self._grace = grace  # budget until the end of the first race, by the budget
         self.exhausted = False
         """Whether the budget ended the search."""
@@ -80,42 +129,25 @@ class Tournament:
     def play(self, search: Search, space: Space) -> Generator[Trial, None, None]:
         """Yield finished trials: the program's values, the search's with AUTOTUNE, and the final race."""
         yield self.trials[0]
-        yield from self._proposed(search, space)
-        yield from self._entered(space.autotune, space)  # if the search proposed nothing
+        yield from self.proposed(search, space)
+        yield from self.entered(space.autotune, space)  # if the search proposed nothing
         if self._best is not self.winner and self._spent() + self._final_race() <= self._budget.seconds:
             final = self._raced(self._best.values, self.trials[0])
             if final.verdict == "faster":
                 self.winner = final
             yield final
 
-    def _proposed(self, search: Search, space: Space) -> Iterator[Trial]:
-        proposals, repeated = search(space), 0
-        try:
-            values = next(proposals)
-            while repeated < _REPEATED:
-                key = _key(_changed(values, space))
-                repeated = repeated + 1 if key in self._costs else 0
-                yield from self._entered(values, space)
-                if len(self.trials) == 2:
-                    yield from self._entered(space.autotune, space)
-                if self.exhausted:
-                    return
-                values = proposals.send(self._costs[key])
-        except StopIteration:
-            pass
-        finally:
-            proposals.close()
+    def is_over(self) -> bool:
+        """Return whether the budget ended the search."""
+        return self.exhausted
 
-    def _entered(self, values: Values, space: Space) -> Iterator[Trial]:
+    def raced(self, values: dict[str, Value]) -> Generator[Trial, None, None]:
         """Yield the trial of new values, if there is time."""
-        changed = _changed(values, space)
-        if (key := _key(changed)) in self._costs or self.exhausted:
-            return
-        if not self._has_time():
+        if self.exhausted or not self._has_time():
             self.exhausted = True
             return
-        trial = self._raced(changed, self._best)
-        self._costs[key] = trial.seconds
+        trial = self._raced(values, self._best)
+        self.tried[_key(values)] = trial.seconds
         if trial.verdict == "faster":
             if trial.against == 0:
                 self.winner = trial
@@ -135,10 +167,7 @@ class Tournament:
         except TrialError as error:
             trial = replace(trial, error=str(error))
         else:
-            low, high = (None if math.isnan(end) else end for end in (result.low, result.high))
-            seconds = None if against.seconds is None else against.seconds / result.ratio
-            trial = replace(trial, verdict=result.decision, seconds=seconds, equal=True)
-            trial = replace(trial, ratio=result.ratio, low=low, high=high, pairs=result.pairs)
+            trial = trial.decided(result, against.seconds)
         trial = replace(trial, spent=self._clock() - started)
         self.trials.append(trial)
         return trial
