@@ -1224,13 +1224,12 @@ SETTINGS = frame(
     b=Column(_TEXT, "Its value in run b, or null."),
 )
 
-_OPTIONAL = {
+_OPTIONAL = {  # columns that a frame may leave out because few captures contain them; they become null
     *("category", "device_dur_ps", "flops", "bytes", "hbm_bytes", "flow_out", "flow_in", "correlation_id", "reason"),
     *("program", "kernel", "part", "shape", "dtype", "source", "confidence", "queue_length"),
     *("call", "recomputed", "chunk", "latency_ps", "error"),
     *(set(STEPS) - {"host", "step", "kind", "start_ps", "dur_ps", "device_ps", "idle_ps", "traced"}),
 }
-"""Columns that a frame may leave out because few captures contain them; they become null."""
 
 
 def check(frame: pl.DataFrame, schema: Schema, name: str) -> pl.DataFrame:

@@ -32,13 +32,12 @@ _LEVEL = 6  # of zstd: level 12 saves 2 % and takes 50 % longer
 _UNIT = "unit_ps"
 _SPLIT = {"total_ps": ["total_units"], "busy_ps": ["start_units", "end_units"]}
 """Large columns with random low bytes, of tables that have this column."""
-_EARLIER: dict[str, tuple[str, pl.DataType]] = {
+_EARLIER: dict[str, tuple[str, pl.DataType]] = {  # name on disk to the name and type in layout 2
     "kind": ("mark", pl.String()),
     "traced": ("seen", pl.Enum(["full", "partial", "tick"])),
     "latency_units": ("answer_units", pl.Int64()),
     "reason": ("why", pl.String()),
 }
-"""Name on disk to the name and type in layout 2."""
 _RULE = pl.Enum(schema.RULE.categories[:7])  # the type in files, which cannot be added to
 _LATER_RULE = "later_rule"  # the column of the other categories
 _EARLIER_VALUES = {"kind": {"test": "eval"}, "traced": {"tick": "none"}}

@@ -444,9 +444,7 @@ def _details(
 _Source = Path | bytes
 
 
-_OF_STEPS = ("steps", "ops", "devices", "collectives")
-"""Tables of a part that are used together or not at all."""
-
+_OF_STEPS = ("steps", "ops", "devices", "collectives")  # tables of a part that are used together or not at all
 _Lost = list[tuple[str, str]]
 
 

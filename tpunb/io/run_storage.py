@@ -253,8 +253,7 @@ def refuse_if_running(folder: str, run_json: bytes) -> None:
 
 
 _MOMENT_S = 0.02
-_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-"""Errors of file systems without locks."""
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # errors of file systems without locks
 
 
 class FolderLock:

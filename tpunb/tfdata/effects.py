@@ -33,8 +33,7 @@ _HARMLESS = CHECKS | set(f"{_READS} {_CALLS} {_SOURCES} Assert StatelessRandomGe
 
 _DRAWS = ("Random", "Sample", "Multinomial", "TruncatedNormal", "SeedGenerator", "CandidateSampler")
 GENERATOR = ("Rng", "StatefulRandom", "StatefulUniform", "StatefulStandard", "StatefulTrunc")  # tf.random.Generator
-_STILL_PARALLEL = {"Assert", "If", "While"}
-"""Stateful operations with which tf.data still calls a map in parallel."""
+_STILL_PARALLEL = {"Assert", "If", "While"}  # stateful operations with which tf.data still calls a map in parallel
 
 
 @dataclass(frozen=True)

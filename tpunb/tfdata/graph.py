@@ -22,9 +22,7 @@ AUTOTUNE = -1
 MAX_ARRAY_BYTES = 200_000_000
 """Largest arrays in a pipeline that is converted: larger graphs take many seconds, and 2 GB is their limit."""
 
-_COPIES = 3
-"""Copies of its arrays that converting a pipeline makes."""
-
+_COPIES = 3  # copies of its arrays that converting a pipeline makes
 _HINT = "set its parameters by hand; the rest of tpunb works without"
 
 # operation -> the names of the inputs that rewriting relies on

@@ -23,8 +23,7 @@ CHANGES = frozenset({"AssignVariableOp", "AssignAddVariableOp", "RngReadAndSkip"
 
 _ALLOWED = {*CHANGES, *CHECKS, "ReadVariableOp", "StatelessRandomGetAlg", "Assert", "If", "While"}
 _KINDS = "map batch padded_batch prefetch shuffle shuffle_and_repeat repeat options unbatch filter"
-_ABOVE = frozenset(_KINDS.split())
-"""Kinds of stages that take all elements of the one below in every pass."""
+_ABOVE = frozenset(_KINDS.split())  # kinds of stages that take all elements of the one below in every pass
 
 
 def drawing_stages(graph: Any) -> tuple[Stage, ...]:

@@ -40,21 +40,11 @@ from tpunb.torchdata.loader import is_iterable, settings_of, start_method, start
 _SECONDS, _FEWEST_BATCHES, _MOST_BATCHES = 0.7, 2, 6
 """Time after which no further batch is read, and limits of their number."""
 
-_TIMEOUT = 60.0
-"""Seconds after which a process that reads batches is ended."""
-
-_INTERVAL = 0.002
-"""Seconds between samples of the function that runs."""
-
-_SMALL = 1 << 20
-"""Bytes of an array up to which it is compared before and after."""
-
-_DEPTH = 4
-"""Levels of attributes and items that are compared: a dataset in a subset, its transforms, their values."""
-
-_SOME = 64
-"""Items of a list or mapping that are compared."""
-
+_TIMEOUT = 60.0  # seconds after which a process that reads batches is ended
+_INTERVAL = 0.002  # seconds between samples of the function that runs
+_SMALL = 1 << 20  # bytes of an array up to which it is compared before and after
+_DEPTH = 4  # levels of attributes and items that are compared: a dataset in a subset, its transforms, their values
+_SOME = 64  # items of a list or mapping that are compared
 _FIX = "make each item depend on its index alone"
 _BY_PROCESS = {"get_worker_info": "worker.py", "uuid1": "uuid.py", "uuid4": "uuid.py"}
 """Functions in Python whose results differ by process or time, and their files; `_BUILTIN` has those in C."""

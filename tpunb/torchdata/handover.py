@@ -23,15 +23,9 @@ from tpunb.instrument.torch import LOADER_ITER
 from tpunb.text import format_error, plain
 from tpunb.torchdata.loader import Settings, settings_of, shut_down, start_method, with_settings
 
-_TIMEOUT = 30.0
-"""Seconds without a batch of workers after which the program makes it, as they may hang."""
-
-_WATCHED = 16
-"""Batches of an epoch before and after which the global generators are compared, besides those made ahead."""
-
-_MOST_PARTS = 200
-"""Parts of a dataset that are compared at each batch."""
-
+_TIMEOUT = 30.0  # seconds without a batch of workers after which the program makes it, as they may hang
+_WATCHED = 16  # batches of an epoch before and after which the global generators are compared, besides those made ahead
+_MOST_PARTS = 200  # parts of a dataset that are compared at each batch
 _FEW = 32  # items of a list whose parts are compared
 _SAMPLER = "torch.utils.data.sampler"
 _AT_ONCE = {  # samplers that draw all random numbers with the first index

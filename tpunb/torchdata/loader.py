@@ -22,8 +22,7 @@ from tpunb.text import format_error
 PREFETCH_FACTOR = 2
 """Batches that PyTorch has each worker make ahead by default."""
 
-_MOST_SENT = 64 << 20
-"""Bytes of a dataset that may be sent to each worker process that is not forked."""
+_MOST_SENT = 64 << 20  # bytes of a dataset that may be sent to each worker process that is not forked
 
 
 def is_loader(data: object) -> bool:

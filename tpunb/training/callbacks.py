@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tpunb.text import plain
 from tpunb.training.state import is_from, to_numpy, variables_of
 
-_COUNTERS = {
+_COUNTERS = {  # what Keras' own callbacks change, by class; not their arguments: Keras changes the sign of min_delta
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch", "best_weights"),
     "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
     "ModelCheckpoint": (
@@ -27,7 +27,6 @@ _COUNTERS = {
     "SwapEMAWeights": ("_ema_weights_in_model",),
     "History": ("history", "epoch"),
 }
-"""What Keras' own callbacks change, by class; not their arguments: Keras changes the sign of min_delta."""
 
 GENERATORS: dict[type, tuple[Any, Any]] = {
     random.Random: (random.Random.getstate, random.Random.setstate),

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_WHOLE = 1 << 17
-"""Bytes of a constant that are all hashed; of a larger one, as many of its first and last."""
+_WHOLE = 1 << 17  # bytes of a constant that are all hashed; of a larger one, as many of its first and last
 
 
 def of_data(graph: Any) -> str:

@@ -37,11 +37,9 @@ _SYSTEM = ("/proc/", "/sys/", "/dev/")
 CHECKPOINT_NAMES = ("tpunb-", ".tpunb-", ".ends-", "fingerprints-")
 """Begins of the names that checkpoints have in their folder."""
 
-_LOADERS = re.compile(
+_LOADERS = re.compile(  # modules of libraries that load the files of a program
     r"[\\/](?:torch[\\/]serialization|numpy[\\/]lib|keras[\\/]src[\\/]saving|h5py|safetensors|pandas|joblib)\b"
 )
-"""Modules of libraries that load the files of a program."""
-
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 _EVENTS = {"open", "os.mkdir", "os.remove", "os.rename", "os.truncate", "shutil.rmtree", "sqlite3.connect"}
 

@@ -22,8 +22,7 @@ from tpunb.training.state import digest
 STEPS = 8
 """Steps after a checkpoint whose fingerprints are noted; of later epochs the first step."""
 
-_BLOCKS, _BLOCK = 64, 1024
-"""Evenly spaced blocks of a larger array that are hashed, and their size in bytes."""
+_BLOCKS, _BLOCK = 64, 1024  # evenly spaced blocks of a larger array that are hashed, and their size in bytes
 
 OnDivergence = Literal["warn", "raise"]
 

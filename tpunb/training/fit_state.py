@@ -29,9 +29,7 @@ from tpunb.training.hidden_state import EagerStep, hidden_state
 from tpunb.training.py_dataset import PyDatasetState
 from tpunb.training.state import DATA, RANDOM, is_from, optimizers_of, to_numpy
 
-_CALLBACKS = "callbacks"
-"""Part of the arrays that callbacks keep."""
-
+_CALLBACKS = "callbacks"  # part of the arrays that callbacks keep
 _UNFROZEN = "a callback changed which variables are trainable"
 _UNFREEZE = "fit again after the change, in a block of its own"
 
@@ -468,10 +466,9 @@ def _reader(callback: Any) -> str:
     return used and f"{kind.__name__}.{used}"
 
 
-_OF_VALIDATION = (
+_OF_VALIDATION = (  # methods of callbacks that are called with, or during, a validation
     *("on_epoch_end", "on_train_end", "on_test_begin", "on_test_end", "on_test_batch_begin", "on_test_batch_end"),
 )
-"""Methods of callbacks that are called with, or during, a validation."""
 
 
 def build(model: Any, spec: Any, optimized: Sequence[Sequence[int]] = ()) -> bool:

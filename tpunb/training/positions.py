@@ -21,15 +21,9 @@ ITERATOR = "iterator"
 LARGE = 4_000_000
 """Bytes of a position that is not written into every checkpoint."""
 
-_SHARE = 0.01
-"""Share of the time since the last position with its buffers that writing another one may take."""
-
-_RATE = 1.5e8
-"""Bytes of buffers that are assumed to be written in a second, before the first are."""
-
-_SLOW = 0.1
-"""Seconds of writing a position from which on that share matters, also without large buffers."""
-
+_SHARE = 0.01  # share of the time since the last position with its buffers that writing another one may take
+_RATE = 1.5e8  # bytes of buffers that are assumed to be written in a second, before the first are
+_SLOW = 0.1  # seconds of writing a position from which on that share matters, also without large buffers
 _TRIES, _PAUSE = 20, 0.01
 _CHANGING = "a map in the data draws from a seed generator, whose state changed each time that the position was read"
 

@@ -33,11 +33,10 @@ _DEPTH, _ITEMS, _PARTS = 8, 64, 5000
 _ROOTS = ("dataset", "collate_fn", "generator", "sampler", "batch_sampler")
 _ENTRIES = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "forward")
 _NOT_READ = ("torch.", "builtins")
-_DRAWS = re.compile(
+_DRAWS = re.compile(  # names in functions that draw random numbers
     r"(?i)(?:^|_|\b)(?:rand|randn|randint|random|randrange|randperm|rng|shuffle|multinomial|bernoulli|normal|uniform|"
     r"choice|choices|sample|permutation|permuted|poisson|exponential|beta|gauss|dropout)(?:_|\b|$)|Random"
 )
-"""Names in functions that draw random numbers."""
 
 
 # -- parts of a state -------------------------------------------------------------------------------------------------

@@ -24,10 +24,8 @@ _ONE_TO_ONE = {"PrefetchIterDataset", "MapIterDataset"}  # and independent of th
 _PYTHON = "Grain keeps the order of the indices, but functions and sources are Python, whose effects are unknown"
 _THREADS = (0, 1, 2, 4, 8, 16, 32)
 _BUFFERS = (1, 2, 4, 16, 64, 500)
-_AHEAD = (1, 2, 4, 16)
-"""Elements that each worker process makes ahead; Grain's default is 1."""
-_READ_AGAIN = 3
-"""Elements of each stage that are read twice to find one that varies."""
+_AHEAD = (1, 2, 4, 16)  # elements that each worker process makes ahead; Grain's default is 1
+_READ_AGAIN = 3  # elements of each stage that are read twice to find one that varies
 _FUNCTIONS = ("_transform", "_map_fn", "_filter_fn", "_source")
 """Attributes that hold the program's function or source of a stage."""
 

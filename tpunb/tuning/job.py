@@ -428,18 +428,12 @@ def job_of(run: FittedRun) -> Job:
     return job
 
 
-_TOP = 5
-"""Operations per phase and side (paper VI.B, Tables II and III)."""
-
-_INPUT_OPS = (
+_TOP = 5  # operations per phase and side (paper VI.B, Tables II and III)
+_INPUT_OPS = (  # parts of the names of operations that feed the model or reshape its input
     *("reshape", "infeed", "outfeed", "fusion"),  # the paper's, from the most common pattern
     *("transfer", "copy", "linearize", "transpose", "input wait", "input pipeline", "getnext", "iterator"),
 )
-"""Parts of the names of operations that feed the model or reshape its input."""
-
-_PATTERN = 2
-"""Kinds of input operations that make a pattern: a fusion alone occurs in every phase of a TPU."""
-
+_PATTERN = 2  # kinds of input operations that make a pattern: a fusion alone occurs in every phase of a TPU
 _SHARE = 0.5
 
 

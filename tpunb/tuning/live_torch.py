@@ -36,15 +36,11 @@ from tpunb.tuning.search import Values
 from tpunb.tuning.stage_costs import StageCost
 
 _KINDS = Kind.WORKERS, Kind.PREFETCH_FACTOR, Kind.PINNED
-
-_START = 0.03
-"""Seconds to start a worker, as `stage_costs` has measured."""
-
+_START = 0.03  # seconds to start a worker, as `stage_costs` has measured
 _MOST_PER_CORE = 4
 """Workers for each core that wait for their data: each takes memory, and a share of the processors to start."""
 
-_STALL = 1.0
-"""Seconds for which batches may be made ahead of a training, which loses nothing by it."""
+_STALL = 1.0  # seconds for which batches may be made ahead of a training, which loses nothing by it
 
 
 class LoaderFeed(Feed):

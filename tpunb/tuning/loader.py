@@ -41,14 +41,13 @@ _START, _IMPORT = {"fork": 0.03}, 2.0
 """Seconds to start a worker by forking, and in a new process that imports torch, measured on two cores."""
 
 _SAME = "PyTorch keeps the order of the batches, but datasets are Python, whose effects are unknown"
-_FIELDS = {
+_FIELDS = {  # field of the settings, and argument of the DataLoader
     Kind.WORKERS: ("workers", "num_workers"),
     Kind.PREFETCH_FACTOR: ("prefetch_factor", "prefetch_factor"),
     Kind.PINNED: ("pin_memory", "pin_memory"),
     Kind.PERSISTENT: ("persistent_workers", "persistent_workers"),
     Kind.START: ("start_method", "multiprocessing_context"),
 }
-"""Field of the settings, and argument of the DataLoader."""
 
 
 class LoaderPipeline:

@@ -15,11 +15,8 @@ from tpunb.tuning.parameters import Kind, Parameter, Value
 from tpunb.tuning.search import BUFFERS, Proposals, Space, Values, at_least, is_better, joined
 from tpunb.tuning.stage_costs import StageCost
 
-_HEADROOM = 1.5
-"""Calls by those that just suffice: some take longer than others."""
-
-_NEAR = 1.05
-"""Step time by the least possible one at which the search ends."""
+_HEADROOM = 1.5  # calls by those that just suffice: some take longer than others
+_NEAR = 1.05  # step time by the least possible one at which the search ends
 
 CALLS = (Kind.CALLS, Kind.READ_THREADS, Kind.WORKERS)
 """Kinds of parameters that count what runs at once."""

@@ -27,12 +27,8 @@ from tpunb.tuning.loader import LoaderPipeline, trial_loader
 from tpunb.tuning.parameters import Kind, Value
 from tpunb.tuning.pipeline import Pipeline
 
-_LAST = 8
-"""Batches before a position that are read with the program's values."""
-
-_TIMEOUT = 60.0
-"""Seconds for a batch after which workers count as hung."""
-
+_LAST = 8  # batches before a position that are read with the program's values
+_TIMEOUT = 60.0  # seconds for a batch after which workers count as hung
 _MOST_REREAD = 4
 """Batches that are read again if a position cannot be restored: more would take too long in every trial."""
 

@@ -22,18 +22,10 @@ from tpunb.tuning.loader import STAGE, LoaderPipeline
 from tpunb.tuning.parameters import Kind
 from tpunb.tuning.pipeline import Pipeline
 
-_LIMIT = 0.4
-"""Seconds for which a stage is measured."""
-
-_COMPILING = 0.1
-"""Seconds to compile what draws the elements of a stage."""
-
-_BATCHES = 3
-"""Batches that suffice to measure a stage."""
-
-_MOST_BATCHES = 100
-"""Batches of Grain in which stages are measured."""
-
+_LIMIT = 0.4  # seconds for which a stage is measured
+_COMPILING = 0.1  # seconds to compile what draws the elements of a stage
+_BATCHES = 3  # batches that suffice to measure a stage
+_MOST_BATCHES = 100  # batches of Grain in which stages are measured
 _STEADY = {"batch", "padded_batch", "map_and_batch", "map", "enumerate", "prefetch", "shuffle", "repeat", "zip"}
 """Kinds of stages that read the same number of elements for every batch."""
 

@@ -21,8 +21,7 @@ from tpunb.tuning.results import NARROW, SAME, Speedup, Trial
 from tpunb.tuning.search import Search, Space, Values
 from tpunb.tuning.trial import TrialError, TrialResult
 
-_REPEATED = 100
-"""Repeated proposals in a row that end a search."""
+_REPEATED = 100  # repeated proposals in a row that end a search
 
 Key = frozenset[tuple[str, Value]]
 Waits = TypeVar("Waits")

@@ -36,25 +36,18 @@ WARMUP = 8
 _SECONDS, _FEWEST_EXECUTIONS, _MOST_EXECUTIONS = 0.5, 3, 100
 """Duration of a window with the current values, and limits of its executions."""
 
-_MODEL_EXECUTIONS = 10
-"""Executions of a window of the model alone."""
+_MODEL_EXECUTIONS = 10  # executions of a window of the model alone
 
 SIZING = 3, 3
 """Warm-up and window of the trial that chooses the sizes; of slow executions, it is like the others."""
 
-_SHORT, _RETIMED = 0.15, 0.2
-"""Seconds of a window that is timed once more after the output, and of that second one."""
+_SHORT, _RETIMED = 0.15, 0.2  # seconds of a window that is timed once more after the output, and of that second one
 
 BURSTS = 2
 """Bursts of batches in a window, of a pipeline that makes more at once than the warm-up takes: after one burst."""
-_AHEAD = 1.0
-"""Seconds for which batches that workers have made ahead are used up before the window."""
-
-_SLOW = 0.3
-"""Seconds per execution from which the warm-up is shorter."""
-
-_PATIENCE, _HICCUP = 5, 2.0
-"""Limit of a trial's duration: by the program's values, and at least, in seconds."""
+_AHEAD = 1.0  # seconds for which batches that workers have made ahead are used up before the window
+_SLOW = 0.3  # seconds per execution from which the warm-up is shorter
+_PATIENCE, _HICCUP = 5, 2.0  # limit of a trial's duration: by the program's values, and at least, in seconds
 
 
 class TrialError(TpunbError):

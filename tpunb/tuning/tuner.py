@@ -34,12 +34,8 @@ SHARE = 0.05
 
 _PROOF, _FEWEST_COMPARED = 0.1, 8
 """Share of the budget in which the winner's batches are compared once more, and the least number of them."""
-_GRACE = 1.25
-"""Budget of the first race by the budget: it runs, though trials take longer than was announced."""
-
-_SHOWN = 0.02
-"""Share of the work of all stages from which the cost of one is reported."""
-
+_GRACE = 1.25  # budget of the first race by the budget: it runs, though trials take longer than was announced
+_SHOWN = 0.02  # share of the work of all stages from which the cost of one is reported
 _CORES = os.cpu_count() or 1
 
 

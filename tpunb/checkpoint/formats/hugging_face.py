@@ -15,12 +15,11 @@ from tpunb.training.snapshot import DAMAGED
 from tpunb.training.state import OPTIMIZER, RANDOM, STATE_PARTS, WEIGHTS
 
 _STATE = "trainer_state.json"
-_FILES = {
+_FILES = {  # names of files, by part of the state
     WEIGHTS: re.compile(r"(model|adapter_model|pytorch_model)\b.*\.(safetensors|bin)"),
     OPTIMIZER: re.compile(r"optimizer\.(pt|bin)"),
     RANDOM: re.compile(r"rng_state\w*\.pth"),
 }
-"""Names of files, by part of the state."""
 
 
 def find(folder: Path, files: Sequence[str]) -> Iterator[Checkpoint | Skipped]:

@@ -22,8 +22,7 @@ from tpunb.training.state import OPTIMIZER, STATE_PARTS, WEIGHTS
 _SUFFIXES = (".ckpt", ".pt", ".pth")
 _STEPS = ("global_step", "step", "steps", "iteration", "iter")
 _WEIGHT = re.compile(r"(^|\.)(weight|bias|running_mean)$|^[A-Za-z_]\w*(\.\w+)+$")
-_LARGEST = 1 << 26
-"""Bytes of a pickle, which has no tensors in it, that are read at most."""
+_LARGEST = 1 << 26  # bytes of a pickle, which has no tensors in it, that are read at most
 
 
 def find(folder: Path, files: Sequence[str]) -> Iterator[Checkpoint | Skipped]:

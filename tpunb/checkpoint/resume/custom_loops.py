@@ -36,11 +36,8 @@ from tpunb.training.state import (
 
 _NO_DATA = "no iterator over the data was given"
 _STATE_BYTES = 256 << 20  # of an iterator, which may hold elements
-_ARRAYS = "arrays"
-"""Kind of the parts that are trees of arrays, and the folder in which Orbax writes them, together."""
-
-_VALUES = "values"
-"""Kind of the parts that are trees of tensors, numbers and text."""
+_ARRAYS = "arrays"  # kind of the parts that are trees of arrays, and the folder in which Orbax writes them, together
+_VALUES = "values"  # kind of the parts that are trees of tensors, numbers and text
 
 
 def save(dir: str | os.PathLike[str], step: int, **parts: Any) -> Checkpoint:  # noqa: A002  as in `checkpointing`

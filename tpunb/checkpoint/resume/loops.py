@@ -36,12 +36,8 @@ from tpunb.training.variables import LoopVariables
 
 T = TypeVar("T")
 
-_SAMPLE = 64
-"""Small arrays of the state whose values are part of a step's fingerprint, at most, and their size in kB."""
-
-_VARIABLES = "variables"
-"""Part of the arrays that variables of the program hold."""
-
+_SAMPLE = 64  # small arrays of the state whose values are part of a step's fingerprint, at most, and their size in kB
+_VARIABLES = "variables"  # part of the arrays that variables of the program hold
 _UNCHANGED = "the arrays of state are those that the loop began with (assign state[...] in the loop)"
 
 

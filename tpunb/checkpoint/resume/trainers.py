@@ -38,9 +38,7 @@ from tpunb.training.state import DATA, OPTIMIZER, RANDOM, WEIGHTS, arrays
 T = TypeVar("T")
 
 _HUGGING_FACE = transformers.TRAIN.home
-_TRAINERS = (_HUGGING_FACE, *TRAININGS)
-"""Modules of the Trainers."""
-
+_TRAINERS = (_HUGGING_FACE, *TRAININGS)  # modules of the Trainers
 _FOLDER, _FILE, _BESIDE = "trainer", "trainer.pt", "beside"
 _SAMPLE = 64
 
