@@ -83,6 +83,10 @@ class Feed(ABC):
     """
 
     pipeline: Any
+    steps: int  # of the training
+    step_in_epoch: int  # since the begin of an epoch, or another interruption
+    steps_left: int | None  # or expected; None if unknown
+    within_epoch: bool  # whether there is a position
     turn: int = 1  # steps of an execution
     used = 0.0  # seconds of drawing samples that the training need not draw again
     is_live = True  # tuned in place
@@ -95,26 +99,6 @@ class Feed(ABC):
         self.course: _Course | None = None
         self.announced = self.failed = False
         self._first, self._next = self.steps, 0
-
-    @property
-    @abstractmethod
-    def steps(self) -> int:
-        """Steps of the training."""
-
-    @property
-    @abstractmethod
-    def step_in_epoch(self) -> int:
-        """Steps since the begin of an epoch, or another interruption."""
-
-    @property
-    @abstractmethod
-    def steps_left(self) -> int | None:
-        """Steps that are left, or expected; None if unknown."""
-
-    @property
-    @abstractmethod
-    def within_epoch(self) -> bool:
-        """Whether there is a position."""
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

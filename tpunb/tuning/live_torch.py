@@ -73,12 +73,12 @@ class LoaderFeed(Feed):
         return tuple(parameter for parameter in self.pipeline.parameters if parameter.kind in _KINDS)
 
     @property
-    def within_epoch(self) -> bool:
+    def within_epoch(self) -> bool:  # type: ignore[override]
         """Whether there are batches to come in this epoch that are not made yet."""
         return self._iterator() is not None and not self._over
 
     @property
-    def steps_left(self) -> int:
+    def steps_left(self) -> int:  # type: ignore[override]
         """The batches left in the epoch; or as many as there were, as the epochs to come are unknown."""
         handover = self._handover()
         rest = None if handover is None else handover.left

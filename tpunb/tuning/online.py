@@ -224,7 +224,7 @@ class Online:
         if self._total is None:
             self._total = time.perf_counter() - self._started
 
-    def guarded(self, action: Callable[..., None], *args: Any) -> None:
+    def guarded(self, action: Callable[..., object], *args: Any) -> None:
         """Report an error of an action."""
         try:
             action(*args)
@@ -438,15 +438,15 @@ class _TunableFit(Feed):
         return pipeline
 
     @property
-    def steps(self) -> int:
+    def steps(self) -> int:  # type: ignore[override]
         return self.fit.steps
 
     @property
-    def step_in_epoch(self) -> int:
+    def step_in_epoch(self) -> int:  # type: ignore[override]
         return self.fit.step_in_epoch
 
     @property
-    def steps_left(self) -> int | None:
+    def steps_left(self) -> int | None:  # type: ignore[override]
         return self.fit.steps_left
 
     @property
@@ -454,7 +454,7 @@ class _TunableFit(Feed):
         return int(self.fit.model.steps_per_execution)
 
     @property
-    def within_epoch(self) -> bool:
+    def within_epoch(self) -> bool:  # type: ignore[override]
         return self.fit.cursor is not None
 
     def stages(self, seconds: float, busy: float) -> tuple[StageCost, ...]:
@@ -563,16 +563,8 @@ def tuned(
         keras.check_fit()
     with ExitStack() as stack:
         stack.callback(online.close)
-        torch.LIBRARY.on_import(stack, partial(online.guarded, _watch_loaders, online))
-        keras.LIBRARY.on_import(stack, partial(online.guarded, _listen, online))
+        watched = partial(watch, on_batch=online.on_batch, on_error=online.report_error)
+        torch.LIBRARY.on_import(stack, partial(online.guarded, watched))
+        fits = partial(keras_hooks.listening, online)
+        keras.LIBRARY.on_import(stack, partial(online.guarded, lambda block: block.enter_context(fits())))
         yield online
-
-
-def _watch_loaders(online: Online, stack: ExitStack) -> None:
-    """Tune the loaders of PyTorch."""
-    watch(stack, online.on_batch, online.report_error)
-
-
-def _listen(online: Online, stack: ExitStack) -> None:
-    """Send the events of fits of Keras to the tuning."""
-    stack.enter_context(keras_hooks.listening(online))
