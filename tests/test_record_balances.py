@@ -89,6 +89,18 @@ def test_a_mark_beyond_the_widths_is_none(recorded, monkeypatch):
     assert session.plan["marks"] == {V2: None, V3_MEMORY: None, V3: None}
 
 
+def test_runs_are_packed_into_one_file_and_back(script, tmp_path):
+    run = tmp_path / "balances" / "bert-squad" / "run-1" / "parts"
+    run.mkdir(parents=True)
+    (run / "steps.parquet").write_bytes(bytes(range(256)))
+    (run.parents[1] / "plan.json").write_text("{}")
+    script.main(["--to", str(tmp_path), "--pack"])
+    assert [path.name for path in tmp_path.iterdir()] == ["balances.parquet"]
+    script.unpack(tmp_path / "balances.parquet", tmp_path)
+    assert (run / "steps.parquet").read_bytes() == bytes(range(256))
+    assert (run.parents[1] / "plan.json").read_text() == "{}"
+
+
 def test_three_forms_run_at_three_balances_and_other_data_at_two(script, recorded):
     session, runs = recorded()
     for number in (1, 2, 3):

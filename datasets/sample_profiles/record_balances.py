@@ -4,6 +4,8 @@ The naive program runs at widths of the model from the unit to 1; at those where
 v2, and computes faster by the ratios of TPU v3 to that; and there also on other data. Workloads of Figures 14 to 16 run
 with hand-optimised and with tuned input too. A run's name is its width, form and round, so the command continues where
 it stopped; all of it takes about an hour on two cores without other work. `--address` or `--tpu` records on a TPU.
+
+The package has its runs in one file: recording begins with those in it, and `--pack` puts the recorded ones back.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from tpunb.studies.frameworks import keras, strategy
 from tpunb.studies.paper import about
 from tpunb.studies.paper.balances import FASTER, OTHER_DATA, V2, V3_MEMORY
 from tpunb.studies.paper.record import source_of
-from tpunb.studies.paper.recordings import ABOUT, BALANCES, HAND, NAIVE, PLAN, TUNED
+from tpunb.studies.paper.recordings import ABOUT, BALANCES, HAND, NAIVE, PACKED, PLAN, TUNED, unpack
 from tpunb.studies.paper.tables import published
 from tpunb.studies.paper.workloads.balance import pin, strays
 from tpunb.studies.paper.workloads.catalogue import workload
@@ -372,6 +374,16 @@ def _keep_statistics(run: Path, target: Path, *, with_ops: bool) -> None:
     (target / run_folder.RUN).write_text(json.dumps(facts | {"name": target.name}, indent=1))
 
 
+def pack(folder: Path) -> None:
+    """Put the runs at balances of a folder into one file, and remove theirs."""
+    home = folder / BALANCES
+    files = sorted(path for path in home.rglob("*") if path.is_file())
+    names, contents = [file.relative_to(home).as_posix() for file in files], [file.read_bytes() for file in files]
+    frame = pl.DataFrame({"file": names, "content": contents})
+    frame.write_parquet(folder / PACKED, compression="zstd", compression_level=9, row_group_size=len(frame))
+    shutil.rmtree(home)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Record the workloads named on the command line, each in a process whose threads it can pin."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -382,13 +394,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", help="folder of real examples as TFRecord files")
     parser.add_argument("--tpu", help="name or address of a Cloud TPU to train on and profile; on a TPU VM: local")
     parser.add_argument("--address", help="HOST:PORT[,HOST:PORT] of the profiler service to use instead of the TPU's")
+    parser.add_argument("--pack", action="store_true", help="put the recorded runs into one file, and end")
     options = parser.parse_args(arguments)
+    if options.pack:
+        pack(Path(options.to))
+        return
+    if (packed := Path(options.to, PACKED)).exists() and not packed.with_name(BALANCES).exists():
+        unpack(packed, packed.parent)
     if len(options.name) == 1:
         source = source_of(options.tpu, options.address)
         chosen = Options(options.seconds, options.tries, options.data, options.tpu, source)
         record_balances(options.name[0], Path(options.to) / BALANCES, chosen)
         return
-    flags = [f"--{key}={value}" for key, value in vars(options).items() if key != "name" and value is not None]
+    flags = [
+        f"--{key}={value}" for key, value in vars(options).items() if key not in ("name", "pack") and value is not None
+    ]
     for name in options.name or OTHER_DATA:
         subprocess.run([sys.executable, __file__, name, *flags], check=True)
 

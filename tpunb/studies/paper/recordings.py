@@ -7,8 +7,9 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import polars as pl
@@ -26,6 +27,8 @@ ABOUT, TRUTH = "about.toml", "truth.parquet"
 """Files in a run folder: facts about the recording, and the kind of each step."""
 BALANCES, PLAN = "balances", "plan.json"
 """Folder of the runs at balances of input and device, within that of the other runs; file with their marked widths."""
+PACKED = "balances.parquet"
+"""File with the runs at balances that come with the package: ``file``, a path in `BALANCES`, and its ``content``."""
 NAIVE, HAND, TUNED = "naive", "hand-optimised", "tuned"
 """Forms of the input pipeline of a run: one call at a time without prefetching; as the workload has it; tuned by us."""
 PathLike = str | os.PathLike[str]
@@ -119,10 +122,28 @@ def recorded_balances(folder: PathLike | None = None, name: str = "*") -> list[R
         There are no such runs, or one cannot be read.
     """
     home = samples() if folder is None else Path(folder)
+    if folder is None and not (home / BALANCES).exists():
+        home = Path(_unpacked(home / PACKED).name)
     files = sorted((home / BALANCES).glob(f"{name}/*/{ABOUT}"))
     if not files:
         raise ProfileNotFound(f"{home} has no runs at balances", hint="record them by record_balances.py")
     return [_read(load(each.parent)) for each in files]
+
+
+def unpack(file: Path, folder: Path) -> None:
+    """Write the runs at balances of a file to a folder."""
+    for name, content in pl.read_parquet(file).iter_rows():
+        target = folder / BALANCES / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+
+
+@cache
+def _unpacked(file: Path) -> TemporaryDirectory[str]:
+    """Return a folder with the runs of a file, which is removed as the process ends."""
+    folder = TemporaryDirectory(prefix="tpunb-")
+    unpack(file, Path(folder.name))
+    return folder
 
 
 def _read(profile: Profile, spec: Workload | None = None) -> RecordedRun:
