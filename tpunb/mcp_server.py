@@ -91,18 +91,7 @@ def serve(folder: str) -> None:
 
 
 class RunTools:
-    """The tools of the server; the docstring of each is its description.
-
-    Parameters
-    ----------
-    folder
-        Local folder of runs, at any depth, or one run.
-
-    Raises
-    ------
-    ProfileNotFound
-        If there is no such folder.
-    """
+    """The tools of the server on a local folder of runs, at any depth; the docstring of each is its description."""
 
     def __init__(self, folder: str) -> None:
         self.root = Path(folder).expanduser().resolve()

@@ -61,24 +61,13 @@ _STDLIB = sysconfig.get_path("stdlib")
 
 @dataclass(frozen=True)
 class Reading:
-    """What was seen when processes like a loader's workers read its first batches.
+    """What was seen when processes like a loader's workers read its first batches."""
 
-    Attributes
-    ----------
-    dependence
-        What the batches depend on besides their indices: a sentence with the function and the fix; None for nothing.
-    batches
-        Indices of the batches.
-    seconds, busy
-        Of one batch, and the cores that were busy meanwhile.
-    parts
-        Seconds of a batch by what took them: transforms, functions that ``__getitem__`` calls, "collation".
-    """
-
-    dependence: str | None = None
-    batches: tuple[Any, ...] = ()
-    seconds: float = 0.0
-    busy: float = 0.0
+    dependence: str | None = None  # of the batches on more than their indices: a sentence with the function and the fix
+    batches: tuple[Any, ...] = ()  # their indices
+    seconds: float = 0.0  # of one batch
+    busy: float = 0.0  # cores meanwhile
+    # seconds of a batch by what took them: transforms, functions that ``__getitem__`` calls, "collation"
     parts: Mapping[str, float] = field(default_factory=dict)
     digests: tuple[bytes, ...] = ()
     drawn: tuple[str, ...] = ()  # owners of the global generators that moved

@@ -77,32 +77,10 @@ class _Indices:
 
 
 class Handover:
-    """The rest of an epoch of the program's iterator `iterator`, made with any settings.
+    """The rest of an epoch of the program's `iterator` over a map-style dataset, made with any settings.
 
-    Parameters
-    ----------
-    iterator
-        PyTorch's iterator over a map-style dataset. It is given to each method, as a reference would keep it alive
-        after the loop has dropped it.
-    loader
-        Its DataLoader.
-    draw
-        Function that returns the next batch of an iterator of PyTorch's.
-    before
-        The one of the epoch before, if `iterator` is the same.
-
-    Attributes
-    ----------
-    raised
-        What the program's data raised in place of the last batch, or at the end.
-    failure
-        What others failed at, after which the program's settings make all batches; or "".
-    random
-        Owner of a global generator that the data have drawn from; or "".
-    delivered
-        Batches that the loop got.
-    settles
-        Whether settings may be tried.
+    Each method is given the iterator, as a reference would keep it alive after the loop has dropped it; `draw` returns
+    its next batch. `before` is the handover of the epoch before, if the iterator is the same.
     """
 
     def __init__(self, iterator: Any, loader: Any, draw: Callable[[Any], Any], before: Handover | None = None) -> None:
@@ -120,10 +98,10 @@ class Handover:
         self._index: Any = None  # of which the data raised an error
         self._before: list[Any] = []
         self._made_count = 0
-        self.raised: BaseException | None = None
-        self.failure = ""
-        self.random = ""
-        self.settles, self.delivered = True, 0
+        self.raised: BaseException | None = None  # by the program's data in place of the last batch, or at the end
+        self.failure = ""  # of others, after which the program's settings make all batches
+        self.random = ""  # owner of a global generator that the data have drawn from
+        self.settles, self.delivered = True, 0  # whether settings may be tried, and batches that the loop got
         iterator._sampler_iter = self._indices.drawn()
 
     @property

@@ -33,27 +33,13 @@ def is_loader(data: object) -> bool:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a DataLoader makes its batches; without workers, only `pin_memory` has an effect.
+    """How a DataLoader makes its batches; without workers, only `pin_memory` has an effect."""
 
-    Attributes
-    ----------
-    workers
-        Worker processes; 0 makes the batches in this process.
-    prefetch_factor
-        Batches that each worker makes ahead.
-    pin_memory
-        Whether batches are copied to memory from which a device reads faster.
-    persistent_workers
-        Whether the workers stay for the next epoch.
-    start_method
-        How workers are started: "fork", "forkserver" or "spawn"; None for Python's default.
-    """
-
-    workers: int = 0
-    prefetch_factor: int | None = None
-    pin_memory: bool = False
-    persistent_workers: bool = False
-    start_method: str | None = None
+    workers: int = 0  # processes; 0 makes the batches in this one
+    prefetch_factor: int | None = None  # batches that each worker makes ahead
+    pin_memory: bool = False  # copied to memory from which a device reads faster
+    persistent_workers: bool = False  # they stay for the next epoch
+    start_method: str | None = None  # of workers: "fork", "forkserver" or "spawn"; None for Python's default
 
     @property
     def ahead(self) -> int:

@@ -172,13 +172,7 @@ class LoaderPass(Iterator[Any]):
         self.sources.restore(saved["now"])
 
     def resume(self, saved: Mapping[str, Any]) -> None:
-        """Begin at a position; `seconds` is the time that its batches took if they were drawn again.
-
-        Raises
-        ------
-        StopIteration
-            If the data end before it.
-        """
+        """Begin at a position, where `seconds` is the time of drawing batches again; StopIteration if it is beyond."""
         taken, begun = saved["taken"], time.monotonic()
         self._begun, self._is_again = self._whole(saved["begun"]), saved["again"]
         self._first = self._whole(saved["first"] or saved["begun"])
