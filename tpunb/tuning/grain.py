@@ -98,6 +98,8 @@ class GrainPipeline:
         built = built if self._workers else workers.of(built)
         return _loader(self.dataset, built) if self._is_loader else built
 
+    in_place = build
+
     def in_flight(self, values: Mapping[str, Value]) -> int:
         """Return how many elements are made at once, which arrive in one burst."""
         changed = self._changed(values)

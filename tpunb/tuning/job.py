@@ -138,12 +138,10 @@ class Job:
         if are_arrays(self._given[1]):
             return ArrayPipeline(self._given[1])
         data = self.parts[1]
-        if is_loader(data):
-            return LoaderPipeline(data)
         if not is_pipeline(data):
             must = "hold a tf.data.Dataset, data of Grain, a DataLoader, or a tuple of arrays (x, y) beside the model"
             raise wrong_type("Job", "build", must, data, hint="tp.tune(model, (x, y))")
-        return GrainPipeline(data) if is_grain(data) else Pipeline(data)
+        return pipeline_of(data)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -206,6 +204,11 @@ def as_job(job: Any, data: Any = None) -> Any:
 def is_pipeline(data: object) -> bool:
     """Return whether data are of a library whose pipelines are tuned, without importing it."""
     return is_grain(data) or is_loader(data) or (hasattr(data, "element_spec") and hasattr(data, "options"))
+
+
+def pipeline_of(data: Any) -> Pipeline | GrainPipeline | LoaderPipeline:
+    """Return data of a library as adjustable parameters."""
+    return LoaderPipeline(data) if is_loader(data) else GrainPipeline(data) if is_grain(data) else Pipeline(data)
 
 
 def discard(model: None, batch: Any) -> None:

@@ -108,6 +108,8 @@ class LoaderPipeline:
         settings: Any = replace(self._settings, **changed)  # type: ignore[arg-type]
         return with_settings(self.loader, settings)
 
+    in_place = build
+
     def in_flight(self, values: Mapping[str, Value]) -> int:
         """Return the batches that workers make ahead."""
         return settings_of(self.build(values)).ahead

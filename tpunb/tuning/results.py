@@ -16,12 +16,8 @@ import polars as pl
 from tpunb.errors import TpunbError
 from tpunb.text import plain, plural
 from tpunb.tfdata.graph import AUTOTUNE
-from tpunb.torchdata.loader import is_loader
-from tpunb.tuning.grain import GrainPipeline, is_grain
-from tpunb.tuning.job import are_arrays, shuffled
-from tpunb.tuning.loader import LoaderPipeline
+from tpunb.tuning.job import are_arrays, pipeline_of, shuffled
 from tpunb.tuning.parameters import Value
-from tpunb.tuning.pipeline import Pipeline
 from tpunb.tuning.racing import RaceResult
 
 TrialVerdict = Literal["default", "faster", "not faster", "undecided", "different output", "failed"]
@@ -289,9 +285,7 @@ class Tuning:
             return data
         if are_arrays(data):
             return shuffled(data, self.best)
-        if is_loader(data):
-            return LoaderPipeline(data).build(self.best)
-        return GrainPipeline(data).build(self.best) if is_grain(data) else Pipeline(data).in_place(self.best)
+        return pipeline_of(data).in_place(self.best)
 
     def as_code(self) -> str:
         """Return the lines of code that set the best values; "" if the program's values stay."""
