@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from tpunb.errors import TpunbError
-from tpunb.text import plural
+from tpunb.errors import TpunbError, library_warnings_ignored, warn_user
+from tpunb.text import format_error, plural
 from tpunb.training.files import guard
-from tpunb.training.fingerprints import Resumed
+from tpunb.training.fingerprints import Diverged, Resumed
 from tpunb.training.fit_start import FitStart
+
+
+class Guarded:
+    """What is saved as it trains: it goes on where saving fails."""
+
+    failed = False  # what is `guarded` has ended with an error
+    guards = "saving"
+
+    def must_end(self, error: Exception) -> bool:
+        """Return whether an error is to end the training, as that it is not the saved one."""
+        return isinstance(error, Diverged)
+
+    def guarded(self, action: Callable[..., Any], *args: Any, default: Any = None) -> Any:
+        """Call a part of saving; an error in it is reported once, and the training continues without."""
+        if self.failed:
+            return default
+        try:
+            with library_warnings_ignored():
+                return action(*args)
+        except Exception as error:
+            if self.must_end(error):
+                raise
+            self.failed = True
+            line = f"{self.guards} ended with an error, and training continues: {format_error(error)}"
+            warn_user(line, stacklevel=2)
+            return default
 
 
 class Block:

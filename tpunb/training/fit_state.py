@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
-from tpunb.errors import TpunbError, library_warnings_ignored, warn_user
+from tpunb.errors import TpunbError, warn_user
 from tpunb.instrument.registry import replaced
 from tpunb.instrument.tensorflow import LIBRARY as TENSORFLOW
 from tpunb.signals import spending
@@ -20,9 +20,10 @@ from tpunb.tfdata.graph import graph_or_none, too_large
 from tpunb.tfdata.position import present_seeds
 from tpunb.tfdata.restored import needs_ends, not_restored
 from tpunb.training import constants, seeds, snapshot
+from tpunb.training.block import Guarded
 from tpunb.training.callbacks import CallbackState, restore_callbacks
 from tpunb.training.files import guard
-from tpunb.training.fingerprints import Diverged, Fingerprints, Resumed
+from tpunb.training.fingerprints import Fingerprints, Resumed
 from tpunb.training.fit_data import DataCursor, FitData
 from tpunb.training.fit_start import EndedFit, FitStart, variables_of_step
 from tpunb.training.hidden_state import EagerStep, hidden_state
@@ -34,8 +35,6 @@ _UNFROZEN = "a callback changed which variables are trainable"
 _UNFREEZE = "fit again after the change, in a block of its own"
 
 _EARLIER = "validation_data: an earlier fit of the block began its seeded shuffle (give it a shuffle of its own)"
-
-T = TypeVar("T")
 
 Turn = tuple[int, int, Any]
 """First and last step of a turn in Keras' loop over an epoch, and the iterator that feeds it."""
@@ -67,8 +66,10 @@ class Listener(Protocol):
 
 
 @dataclass(eq=False)
-class Fit:
+class Fit(Guarded):
     """A call of ``fit`` and its position."""
+
+    guards = "saving and tuning"
 
     model: Any
     number: int  # of fits before it in the same block
@@ -82,7 +83,6 @@ class Fit:
     steps: int = 0  # that the optimizer has taken
     callbacks: tuple[Any, ...] = ()
     restore_due: bool = False  # the saved state is not restored yet
-    failed: bool = False  # saving and tuning have ended with an error
     data: FitData = field(init=False)
     validating: FitData | None = None  # those of validation, if they are a tf.data.Dataset, once they were read
     _optimizer: Any = None  # of the model at the begin
@@ -95,24 +95,9 @@ class Fit:
     def __post_init__(self) -> None:
         self.data = FitData(self.start)
 
-    def guarded(self, action: Callable[..., T], *args: Any, default: T) -> T:
-        """Call a part of saving or tuning; an error in it is reported once, and the training continues without.
-
-        Raised are errors before the state of a checkpoint is restored, and divergence.
-        """
-        if self.failed:
-            return default
-        try:
-            with library_warnings_ignored():
-                return action(*args)
-        except Exception as error:
-            if isinstance(error, Diverged) or (self.start is not None and not self._is_restored):
-                raise
-            self.failed = True
-            warn_user(
-                f"saving and tuning ended with an error, and training continues: {format_error(error)}", stacklevel=2
-            )
-            return default
+    def must_end(self, error: Exception) -> bool:
+        """Return whether an error is to end the training, as each is before the state of a checkpoint is restored."""
+        return super().must_end(error) or (self.start is not None and not self._is_restored)
 
     def attach(self, epochs: Any) -> None:
         """Take the data of the fit when Keras has prepared them, before anything is drawn."""
@@ -179,7 +164,7 @@ class Fit:
             iterator = self.guarded(self._begin_turn, first, last, iterator, default=iterator)
             with ExitStack() as watching:
                 if self.model.run_eagerly:
-                    self.guarded(self._watch_step, watching, default=None)
+                    self.guarded(self._watch_step, watching)
                 iterator = self.data.step_batches(iterator)
                 if self.guarded(self.fingerprints.begin_step, self.steps, first, last, iterator, default=False):
                     iterator = self.fingerprints.draw(iterator)  # not guarded: errors are those of the data
@@ -189,9 +174,9 @@ class Fit:
             self.data.drawn += last + 1 - first
             self.step_in_epoch = last + 1
             self._end_turn()
-            self.guarded(self.data.end_pass, self.data.iterator, default=None)
+            self.guarded(self.data.end_pass, self.data.iterator)
             if self.step_in_epoch < (epochs.steps_per_epoch or epochs._num_batches or np.inf):
-                self.guarded(self._notify, default=None)
+                self.guarded(self._notify)
 
         if self.data.due and self.start is not None:
             raise self.start.different_data(f"the epoch has no step {resumed}")
@@ -250,7 +235,7 @@ class Fit:
         self.data.use(iterator, check=bool(self.listeners))
         if is_first:
             for listener in self.listeners:
-                self.guarded(listener.on_begin, self, default=None)
+                self.guarded(listener.on_begin, self)
 
     def on_iterator(self, dataset: Any) -> None:
         """Note an iterator that is created over any dataset during the fit, and may begin a shuffle of its data."""
@@ -259,13 +244,13 @@ class Fit:
 
     def validation_turns(self, epochs: Any, original: Callable[[Any], Iterator[Turn]]) -> Iterator[Turn]:
         """Yield the turns of a validation as Keras does, in the order that the saved run gave it."""
-        self.guarded(self._begin_validation, epochs, default=None)
+        self.guarded(self._begin_validation, epochs)
         for first, last, iterator in original(epochs):
             if self.validating is not None and first == 0:
-                self.guarded(self._use_validation, self.validating, iterator, default=None)
+                self.guarded(self._use_validation, self.validating, iterator)
             yield first, last, iterator
             if self.validating is not None:
-                self.guarded(self.validating.end_pass, iterator, default=None)
+                self.guarded(self.validating.end_pass, iterator)
 
     def _begin_validation(self, epochs: Any) -> None:
         """Take the data of validation when Keras first reads them."""
@@ -303,8 +288,8 @@ class Fit:
         """Handle the end of an epoch, after its callbacks."""
         self.epoch, self.step_in_epoch = epoch + 1, 0
         self.data.end_epoch()
-        self.guarded(self.fingerprints.write, default=None)
-        self.guarded(self._notify, default=None)
+        self.guarded(self.fingerprints.write)
+        self.guarded(self._notify)
 
     def _notify(self) -> None:
         if self._trainable is None:

@@ -107,7 +107,7 @@ def _creating(original: Callable[..., None]) -> Callable[..., None]:
     def create(iterator: Any, dataset: Any) -> None:
         original(iterator, dataset)
         if (fit := _block.fit) is not None:
-            fit.guarded(fit.on_iterator, dataset, default=None)
+            fit.guarded(fit.on_iterator, dataset)
 
     return create
 
@@ -150,7 +150,7 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
                 if _block.resumed is not None:
                     _block.resumed.compare_end(fit.number, fit.steps)
         finally:
-            fit.guarded(_end, fit, place, kept, default=None)  # of an interrupted one, too: the program may continue
+            fit.guarded(_end, fit, place, kept)  # of an interrupted one, too: the program may continue
             _block.fit = None
             _block.ended.append(ended)
         return value
@@ -189,10 +189,10 @@ def _event(handle: Callable[..., None], *, after: bool = True) -> Callable[..., 
     def hook(original: Callable[..., None]) -> Callable[..., None]:
         def method(*args: Any, **kwargs: Any) -> None:
             if not after and (fit := _block.training):
-                fit.guarded(partial(handle, fit), *args, default=None)
+                fit.guarded(partial(handle, fit), *args)
             original(*args, **kwargs)
             if after and (fit := _block.training):
-                fit.guarded(partial(handle, fit), *args, default=None)
+                fit.guarded(partial(handle, fit), *args)
 
         return method
 

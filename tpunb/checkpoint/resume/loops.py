@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 
 from tpunb.checkpoint.resume.custom_loops import array_trees, nnx_arrays, read_parts, torch_parts, write_parts
 from tpunb.checkpoint.resume.loop_data import LoopData, loop_data
-from tpunb.errors import warn_user, wrong_type
+from tpunb.errors import wrong_type
 from tpunb.instrument.torch import on_updates
 from tpunb.signals import spending
 from tpunb.text import format_error
 from tpunb.training import seeds, snapshot, torch_state
-from tpunb.training.block import Block
+from tpunb.training.block import Block, Guarded
 from tpunb.training.files import guard
-from tpunb.training.fingerprints import Diverged, Fingerprints, of_arrays
+from tpunb.training.fingerprints import Fingerprints, of_arrays
 from tpunb.training.fit_start import FitStart
 from tpunb.training.program import place_of, user_frame
 from tpunb.training.state import DATA, RANDOM, STATE_PARTS, arrays, assign, direct_variables, is_from, to_numpy
@@ -103,14 +103,14 @@ def batches(data: Iterable[T], state: dict[str, Any] | None) -> Iterator[T]:
     return Loop(data, state) if _block.users else iter(data)
 
 
-class Loop(Iterator[T], Generic[T]):
+class Loop(Guarded, Iterator[T], Generic[T]):
     """The batches of one call, after each of which the loop is saved, if due."""
 
     unsaved_beside = varying = ""
 
     def __init__(self, data: Iterable[T], state: dict[str, Any]) -> None:
         self.state = state
-        self.step_in_epoch, self._is_open, self._has_failed, self._is_past = 0, False, False, False
+        self.step_in_epoch, self._is_open, self._is_past = 0, False, False
         self._variables, self._resumed_variables = LoopVariables(state), dict[str, Any]()
         self._is_begun = self._is_over = False  # whether it was asked for a batch, and has ended
         self._skipped: Path | None = None  # the state in which it ended, if it is skipped
@@ -151,7 +151,7 @@ class Loop(Iterator[T], Generic[T]):
         self.end_step()
         if not self._is_begun:
             self._is_begun = True
-            self._guarded(self._begin_variables)
+            self.guarded(self._begin_variables)
         if _block.start is None:
             guard.resume_writes()
         if self._is_past:
@@ -161,13 +161,13 @@ class Loop(Iterator[T], Generic[T]):
             batch: T = self.data.draw()
         except StopIteration:
             self._is_past, self.step_in_epoch = True, 0
-            self._guarded(self._notify)
-            self._guarded(self.fingerprints.write)
+            self.guarded(self._notify)
+            self.guarded(self.fingerprints.write)
             self.end()
             raise
         _block.steps += 1
         self.step_in_epoch, self._is_open = self.data.drawn, True
-        self._guarded(self._begin_step, batch)
+        self.guarded(self._begin_step, batch)
         return batch
 
     def _begin(self) -> None:
@@ -190,7 +190,7 @@ class Loop(Iterator[T], Generic[T]):
         if self._is_over or not self._is_begun or not _block.users:
             return
         self._is_over = True
-        self._guarded(self._end, unseen)
+        self.guarded(self._end, unseen)
 
     def _end(self, unseen: str) -> None:
         place = place_of(user_frame())
@@ -211,7 +211,7 @@ class Loop(Iterator[T], Generic[T]):
         """Handle the end of a step: `state` is what the next one begins with."""
         if self._is_open:
             self._is_open = False
-            self._guarded(self._end_step)
+            self.guarded(self._end_step)
 
     def _end_step(self) -> None:
         if self._resumed is not None and (restarted := self._variables.restarted()):
@@ -223,18 +223,6 @@ class Loop(Iterator[T], Generic[T]):
     def _notify(self) -> None:
         for saving in _block.listeners:
             saving.on_step(self, repeated=False)
-
-    def _guarded(self, action: Callable[..., None], *args: Any) -> None:
-        """Call a part of saving; an error in it is reported once, and the loop continues without."""
-        if self._has_failed:
-            return
-        try:
-            action(*args)
-        except Exception as error:
-            if isinstance(error, Diverged):
-                raise
-            self._has_failed = True
-            warn_user(f"saving ended with an error, and training continues: {format_error(error)}", stacklevel=2)
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Write everything that the next step depends on; return its metadata."""

@@ -16,7 +16,7 @@ from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from threading import get_ident
-from typing import Any, TypeVar
+from typing import Any
 
 from tpunb.checkpoint.resume.loop_data import continue_pass
 from tpunb.errors import TpunbError, brief, warn_user
@@ -24,18 +24,15 @@ from tpunb.instrument import transformers
 from tpunb.instrument.lightning import TRAININGS
 from tpunb.instrument.registry import Attribute, Priority, around, loaded, replaced
 from tpunb.instrument.torch import LOADER_ITER
-from tpunb.text import format_error
 from tpunb.torchdata.position import AHEAD, LoaderPass
 from tpunb.training import seeds, torch_state
-from tpunb.training.block import Block
+from tpunb.training.block import Block, Guarded
 from tpunb.training.files import guard
-from tpunb.training.fingerprints import Diverged, Fingerprints, of_arrays
+from tpunb.training.fingerprints import Fingerprints, of_arrays
 from tpunb.training.fit_start import FitStart
 from tpunb.training.positions import Positions
 from tpunb.training.program import place_of, user_frame
 from tpunb.training.state import DATA, OPTIMIZER, RANDOM, WEIGHTS, arrays
-
-T = TypeVar("T")
 
 _HUGGING_FACE = transformers.TRAIN.home
 _TRAINERS = (_HUGGING_FACE, *TRAININGS)  # modules of the Trainers
@@ -50,7 +47,7 @@ class _Data:
     positions = Positions()
 
 
-class Run:
+class Run(Guarded):
     """A call of a Trainer, from a checkpoint if one is given."""
 
     data = _Data()
@@ -65,7 +62,7 @@ class Run:
         self.passes: dict[int, _Pass] = {}  # the last one over each DataLoader
         self.position: Any = None if start is None else start.metadata["data"]
         self._first = 0 if start is None else start.step
-        self.failed, self.seen, self._noted = False, -1, -1  # steps at the last events
+        self.seen = self._noted = -1  # steps at the last events
 
     # -- what the Trainers differ in ----------------------------------------------------------------------------------
 
@@ -113,22 +110,13 @@ class Run:
 
     # -- events -------------------------------------------------------------------------------------------------------
 
-    def guarded(self, action: Callable[..., T], *args: Any) -> T | None:
-        """Call a part of saving; an error in it is reported once, and the training continues without."""
-        if self.failed:
-            return None
-        try:
-            return action(*args)
-        except Exception as error:
-            if isinstance(error, Diverged) or self.position is not None:
-                raise
-            self.failed = True
-            warn_user(f"saving ended with an error, and training continues: {format_error(error)}", stacklevel=2)
-            return None
+    def must_end(self, error: Exception) -> bool:
+        """Return whether an error is to end the training, as each is before the position is restored."""
+        return super().must_end(error) or self.position is not None
 
     def iterator(self, loader: Any, begin: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
         """Return an iterator over a DataLoader, whose position is noted; over the training's first, at the position."""
-        followed = self.guarded(_Pass, self, loader, begin)
+        followed: _Pass | None = self.guarded(_Pass, self, loader, begin)
         if followed is None:
             return begin(loader)
         self.passes[id(loader)] = followed
