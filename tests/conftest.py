@@ -87,6 +87,11 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log)
 
 
+def pytest_ignore_collect(collection_path):
+    """Look for no examples in modules beside the tests: there are none, and some import what only programs need."""
+    return True if collection_path.suffix == ".py" and not collection_path.name.startswith("test_") else None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
     def place(item):

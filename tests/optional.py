@@ -8,6 +8,8 @@ class _Module:
         self._name = name
 
     def __getattr__(self, attribute):
+        if attribute.startswith("_"):  # pytest asks what each name of a file wraps
+            raise AttributeError(attribute)
         return getattr(pytest.importorskip(self._name), attribute)
 
 

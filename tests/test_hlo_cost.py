@@ -31,9 +31,13 @@ def convolution(x, kernel, stride=1, padding="SAME", **options):
 
 def gradient(function, *argnums):
     """Return the gradient of the sum of squares of what a function returns."""
-    import jax
 
-    return jax.grad(lambda *arrays: (function(*arrays) ** 2).sum(), argnums or 0)
+    def call(*arrays):
+        import jax
+
+        return jax.grad(lambda *inputs: (function(*inputs) ** 2).sum(), argnums or 0)(*arrays)
+
+    return call
 
 
 def mlp_step(w1, w2, x, y):

@@ -11,8 +11,6 @@ from tpunb.checkpoint import checkpointing, checkpoints, restore, save
 from tpunb.checkpoint.resume import resume
 from tpunb.errors import TpunbError
 
-pytest.importorskip("flax")
-pytest.importorskip("optax")
 jax, nnx, optax, grain = lazy("jax"), lazy("flax.nnx"), lazy("optax"), lazy("grain.python")
 pytestmark = pytest.mark.live
 

@@ -40,7 +40,7 @@ def test_facts_name_the_profiled_framework(monkeypatch):
     devices = [device.name for device in tf.config.list_logical_devices()]
     assert source.facts() == {
         "framework": "tensorflow",
-        "framework_version": tf.__version__,
+        "framework_version": tf.version.VERSION,
         "devices": devices,
         "cpu": this_cpu(),
     }

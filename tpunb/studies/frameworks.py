@@ -15,6 +15,8 @@ class _Lazy:
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # inspection asks what it wraps
+            raise AttributeError(name)
         return getattr(need(self._module, extra="tensorflow"), name)
 
 
