@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from once import FOLDER, close, made, start
+from once import FOLDER, close
 from xdist.scheduler import LoadFileScheduling
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -36,13 +37,17 @@ LONG = ("browser", "test_notebooks.py", "test_workloads.py", "test_online.py", "
 """Folders and files that take longest, which begin first so that no worker is left with one at the end."""
 
 PACKAGE = Path(__file__).parents[1] / "tpunb"
-LOOPS = """
+COMPILED = """
 import tpunb as tp
 from tpunb.io import xplane
 xplane.warm()
-tp.report(tp.sample("keras_cnn"))
+run = tp.steps(tp.sample("keras_cnn"))
+tp.report(run)
+tp.phases(run, "olsplus")
 """
 """Compiles the loops that most tests call, which numba keeps in the package."""
+COLLECTED = ("-m", "pytest", "--collect-only", "-qq", "-n0", "-pno:cacheprovider", Path(__file__).parent)
+"""Compiles the tests, which Python keeps beside them."""
 
 LIVE_EXAMPLES = {"tpunb.testing.fake_profiler.FakeProfiler"}
 """Examples in docstrings, which carry no marker, that start a server."""
@@ -61,7 +66,10 @@ def pytest_configure(config):
         os.environ[FOLDER] = tempfile.mkdtemp(prefix="tpunb-tests-")
         (Path(os.environ[FOLDER]) / "runner").write_text(str(os.getpid()))
         if config.getoption("numprocesses", None) and not [*PACKAGE.rglob("*.nbi")]:  # a fresh clone
-            made("loops", lambda folder: start(folder, [sys.executable, "-c", LOOPS], cwd=PACKAGE.parent))
+            commands = [[sys.executable, *words] for words in (("-c", COMPILED), COLLECTED)]
+            folder = {"cwd": PACKAGE.parent, "stdout": subprocess.DEVNULL}
+            for process in [subprocess.Popen(command, **folder) for command in commands]:
+                process.wait()  # else each worker compiles the same
         config.add_cleanup(_end_the_run)
 
 
@@ -106,6 +114,18 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="slow: runs with --slow"))
 
 
+_modules = 0
+"""Number of modules that had been imported as garbage was last collected for good."""
+
+
+def _freeze():
+    """Let no later search for garbage look at what was imported."""
+    global _modules
+    _modules = len(sys.modules)
+    gc.collect()
+    gc.freeze()
+
+
 _processor_s = 0.0
 """Processor time of this process, and of others that it waited for, when the last part of a test ended."""
 
@@ -113,8 +133,7 @@ _processor_s = 0.0
 def pytest_collection_finish():
     global _processor_s
     _processor_s = sum(os.times()[:4])
-    gc.collect()
-    gc.freeze()  # what was imported and collected stays until the end
+    _freeze()
 
 
 _plain = None
@@ -146,6 +165,8 @@ def pytest_runtest_protocol(item):
         return (yield)
     finally:
         _plain = None
+        if len(sys.modules) > _modules + 500:  # of a framework
+            _freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -92,6 +92,10 @@ def steps(job):
     return job.stored.frame.filter(kind="train").group_by("host").len()["len"].to_list()
 
 
+def ranks(folder, runs):
+    return [json.loads((folder / run / "run.json").read_text())["group"]["rank"] for run in runs]
+
+
 def torchrun(size):
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), "program.py"]
 
@@ -106,15 +110,14 @@ def test_the_only_process_of_torchrun_is_the_run(tmp_path):
 
 @needs_torch
 @pytest.mark.parametrize(
-    "command", ["torchrun", "spawn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", "fork"))]
+    "command", ["spawn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torchrun", "forkserver", "fork"))]
 )
 def test_processes_that_train_together_are_one_job(command, tmp_path):
     (tmp_path / "program.py").write_text(TORCH)
     words = torchrun(2) if command == "torchrun" else [sys.executable, "program.py", command]
     job, runs = launch(tmp_path, *words)
     assert (steps(job), runs) == ([STEPS, STEPS], ["run/rank0", "run/rank1"])
-    ranks = [json.loads((tmp_path / run / "run.json").read_text())["group"]["rank"] for run in runs]
-    assert ranks == [0, 1]
+    assert ranks(tmp_path, runs) == [0, 1]
 
 
 @needs_torch
@@ -124,6 +127,7 @@ def test_ranks_that_torchrun_started_again_are_a_later_attempt_of_the_job(tmp_pa
     *words, program = torchrun(2)
     job, runs = launch(tmp_path, *words, "--max-restarts", "1", program, "fails")
     assert (steps(job), runs[-2:]) == ([STEPS, STEPS], ["run/rank0", "run/rank1"])
+    assert ranks(tmp_path, runs[-2:]) == [0, 1]
     assert {*runs[:-2]} <= {"run/attempt0/rank0", "run/attempt0/rank1"}  # one may be ended before its first step
     assert tp.job(tmp_path / "run").attempts.height == 2
 
