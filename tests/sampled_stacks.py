@@ -3,9 +3,19 @@
 import importlib.util
 import sys
 
+import polars as pl
+
+from tpunb import schema
 from tpunb.profiler.stacks import StackTable, outwards, stacks
 from tpunb.profiler.stall_sampler import Progress, StallSampler
 from tpunb.step_stats.sample_places import Stacks
+
+
+def samples_of(rows):
+    """Return SAMPLES of rows, with nulls in place of the columns that they leave out at the end."""
+    return pl.DataFrame(
+        [(*row, *[None] * (len(schema.SAMPLES) - len(row))) for row in rows], schema.SAMPLES, orient="row"
+    )
 
 
 class Sampled:

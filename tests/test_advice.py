@@ -10,6 +10,7 @@ from advised_runs import BUSY, SAVES, UNKNOWN, S, accounted, fired, labelled, of
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from sampled_stacks import samples_of
 from simulate.synthetic_runs import KINDS, synthetic_run
 
 import tpunb as tp
@@ -499,7 +500,7 @@ OF_RUN = {
 def sampled(phases, *rows):
     """Phases with samples of (second, place, whether code of the program ran)."""
     data = [("toy", at * S, place, False, code, False) for at, place, code in rows]
-    samples = pl.DataFrame(data, schema.SAMPLES, orient="row")
+    samples = samples_of(data)
     return replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, samples=samples)))
 
 
@@ -692,15 +693,18 @@ def test_workers_that_start_anew_in_each_pass_are_named_apart_from_slow_input():
 
 
 def test_loops_over_examples_of_pytorch_are_told_from_large_operations():
-    def of(count, us):
+    def of(count, us, parameters=2):
+        gradients = ("torch::autograd::AccumulateGrad", "host", None, parameters, 0, 10**6)
         ops = [("toy", step, "aten::mm", "host", None, count, 0, count * us * 10**6) for step in range(10)]
+        ops += [("toy", step, *gradients) for step in range(10)]
         steps = accounted(wall_s=41).steps
         frame = pl.DataFrame(ops, schema=schema.OPS, orient="row").with_columns(total_ps="self_ps")
         return of_run(labelled(replace(steps, ops=frame, devices=steps.devices.clear()), [0] * 10))
 
     assert "eager steps" in of(5000, 3)
     assert "eager steps" not in of(5000, 30)
-    assert "eager steps" not in of(500, 3)
+    assert "eager steps" not in of(5000, 3, parameters=200)  # a model of many layers
+    assert "eager steps" not in of(100, 3)
 
 
 @pytest.mark.parametrize(
@@ -730,7 +734,7 @@ def test_a_wait_for_another_thread_and_predict_in_a_loop_have_remedies_of_their_
     def of(place, kind, *spans):
         steps = accounted(*spans, kinds=["train"] * 3 + [kind] * 7, wall_s=60).steps
         rows = [("toy", n * S, place, False, True, False) for n in range(40)]
-        wall = replace(steps.wall, samples=pl.DataFrame(rows, schema.SAMPLES, orient="row"))
+        wall = replace(steps.wall, samples=samples_of(rows))
         rows = advise(labelled(replace(steps, wall=wall, devices=steps.devices.clear()), [0] * 10))
         return dict(rows.filter(pl.col("phase").is_null()).select("rule", "action").iter_rows())
 

@@ -9,6 +9,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from judged_runs import CORPUS
+from sampled_stacks import samples_of
 
 import tpunb as tp
 from tpunb import schema
@@ -120,7 +121,7 @@ def test_where_devices_are_traced_productive_is_what_they_compute_in_the_traced_
     code = [number < sleeps for number in range(40)]
     samples = pl.DataFrame(
         {"start_ps": range(0, 400 * MS, 10 * MS), "place": "f", "loads": False, "code": code, "evaluates": False}
-    )
+    ).with_columns(launches=False)
     run = run._replace(steps=run.steps.with_columns(device_ps=device_ps), samples=samples, traced_devices=True)
     assert accounts(run) == expected
 
@@ -239,7 +240,7 @@ def test_covered_counts_overlaps_once():
 def samples(*rows):
     """Samples of (moment in ms, whether a generator ran, whether code of the program did, whether it evaluated)."""
     data = [("h", ms * MS, "a.py:1 in f", loads, code[:1] == [True], code[1:] == [True]) for ms, loads, *code in rows]
-    return pl.DataFrame(data, schema=schema.SAMPLES, orient="row")
+    return samples_of(data)
 
 
 def test_samples_split_time_between_steps_into_waits_for_a_generator():
@@ -250,7 +251,7 @@ def test_samples_split_time_between_steps_into_waits_for_a_generator():
     assert accounts(run) == {"productive": 210, "program code": 50, "data loading": 150}
     estimated = segments(run).filter(account="data loading")
     assert estimated.select("detail", "source").unique().rows() == [("a generator of the program", "estimated")]
-    few = run._replace(samples=found[11:])
+    few = run._replace(samples=found[16:])
     assert accounts(few) == {"productive": 210, "program code": 200}
 
 
@@ -270,7 +271,7 @@ def test_samples_in_steps_show_how_long_code_of_the_program_ran_in_them():
     assert accounts(run) == {"productive": 500, "program code": 300}
     inside = segments(run).filter(account="program code")
     assert inside.select("alike", "detail", "source").unique().rows() == [(0, "inside steps", "estimated")]
-    assert accounts(run._replace(samples=coded[:18])) == {"productive": 800}  # nine of each phase
+    assert accounts(run._replace(samples=coded[:8])) == {"productive": 800}  # four of each phase
 
 
 def test_batches_that_are_drawn_in_steps_are_waits_for_input():
@@ -385,7 +386,7 @@ def test_steps_that_run_other_lines_are_not_slow_for_other_programs(others, alon
     ]
     rows = [("h", at, places[at // MS % 1000 >= 100], False, False, False) for at in looks]
     run = host(steps, end_ms=24_000)._replace(
-        load=pl.DataFrame(load, schema.LOAD, orient="row"), samples=pl.DataFrame(rows, schema.SAMPLES, orient="row")
+        load=pl.DataFrame(load, schema.LOAD, orient="row"), samples=samples_of(rows)
     )
     details = segments(run).filter(account="step time deviation")["detail"].unique().to_list()
     assert details == ["lines that other steps do not run" if alone else "other programs" if others else None]

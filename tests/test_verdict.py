@@ -5,6 +5,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 from advised_runs import SAVES, S, accounted, slowing
+from sampled_stacks import samples_of
 
 import tpunb as tp
 from tpunb import schema
@@ -177,7 +178,7 @@ def test_what_compiles_before_the_first_step_is_not_compiled_again():
 def with_samples(phases, *rows):
     """Phases with samples of (second, place)."""
     data = [("toy", at * S, place, False, False, False) for at, place in rows]
-    samples = pl.DataFrame(data, schema.SAMPLES, orient="row")
+    samples = samples_of(data)
     return replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, samples=samples)))
 
 
@@ -216,23 +217,23 @@ def test_less_than_half_of_a_run_is_not_healthy_whatever_used_the_machine():
     assert found.sentence.startswith("15.0 s of 41.0 s (37 % of run time) is productive training. Waiting for input")
 
 
-def test_the_call_of_a_compiled_function_is_no_code_beside_the_step():
-    call, other = "a.py:7 in main ← step", "a.py:8 in main ← log"
-    spans = [(40, 10, "program startup", "compiling step"), (50, 10, "program code", None)]
-    compiling = [(at, call) for at in range(40, 50)]
+def test_calls_that_launch_steps_are_no_code_between_them():
+    def of(launches):
+        phases = accounted((50, 10, "program code", None), wall_s=60)
+        rows = [("toy", at * S, "a.py:7 in main ← step", False, False, False, launches) for at in range(50, 60)]
+        return verdict(
+            replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, samples=samples_of(rows))))
+        )
 
-    def of(place):
-        return verdict(with_samples(accounted(*spans, wall_s=60), *compiling, *((at, place) for at in range(50, 60))))
-
-    assert of(other).account == "program code"
-    assert of(call).account is None
+    assert of(launches=False).account == "program code"
+    assert of(launches=True).account is None
 
 
 def test_samples_while_devices_compute_do_not_hide_the_place_of_the_others():
     place = "a.py:3 in <module> ← jnp.asarray"
     rows = [("toy", (41 + at) * S, place if at % 4 == 0 else None, False, False, False) for at in range(40)]
     phases = accounted((40, 60, "program code", None))
-    wall = replace(phases.steps.wall, samples=pl.DataFrame(rows, schema.SAMPLES, orient="row"))
+    wall = replace(phases.steps.wall, samples=samples_of(rows))
     assert f"mostly {place}. " in str(verdict(replace(phases, steps=replace(phases.steps, wall=wall))))
 
 
@@ -329,7 +330,7 @@ def test_wrong_arguments():
 def sampled(*places):
     phases = accounted((41, 20, "callbacks", "Slow.on_epoch_end"), wall_s=62)
     rows = [("toy", (41 + number) * S, place, False, False, False) for number, place in enumerate(places)]
-    samples = pl.DataFrame(rows, schema.SAMPLES, orient="row")
+    samples = samples_of(rows)
     return verdict(
         replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, samples=samples)))
     ).sentence

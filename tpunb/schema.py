@@ -793,6 +793,8 @@ SAMPLES = frame(
         "Whether the program's own Python ran, the standard library for it, or arrays of the host, or it slept.",
     ),
     evaluates=Column(pl.Boolean(), "Whether a function of the program ran whose name says that it evaluates."),
+    launches=Column(pl.Boolean(), "Whether the program ran a call that launches steps, or null if that is not known."),
+    model=Column(_TEXT, "Line of the program whose call of a model ran, or null if none did."),
 )
 
 _STACK_REFERENCE = {
@@ -1227,7 +1229,7 @@ SETTINGS = frame(
 _OPTIONAL = {  # columns that a frame may leave out because few captures contain them; they become null
     *("category", "device_dur_ps", "flops", "bytes", "hbm_bytes", "flow_out", "flow_in", "correlation_id", "reason"),
     *("program", "kernel", "part", "shape", "dtype", "source", "confidence", "queue_length"),
-    *("call", "recomputed", "chunk", "latency_ps", "error"),
+    *("call", "recomputed", "chunk", "latency_ps", "error", "launches", "model"),
     *(set(STEPS) - {"host", "step", "kind", "start_ps", "dur_ps", "device_ps", "idle_ps", "traced"}),
 }
 

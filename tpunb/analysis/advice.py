@@ -13,7 +13,7 @@ from tpunb import schema
 from tpunb.analysis.calls import call_metrics
 from tpunb.analysis.causes import CAUSES, Cause, Remedy
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
-from tpunb.analysis.metrics import account_metrics, crowding_of_waits, dispatch, phase_metrics, scale_metrics, traits
+from tpunb.analysis.metrics import account_metrics, crowding_of_waits, phase_metrics, scale_metrics, traits
 from tpunb.analysis.roofline import Roofline, roofline
 from tpunb.analysis.run import Run, loaded
 from tpunb.analysis.run import phases as phases_of
@@ -234,8 +234,7 @@ def _of_accounts(run: Goodput, of_run: pl.DataFrame, of_phases: pl.DataFrame) ->
     columns = {"account": pl.String(), "subject": pl.String(), "mostly": pl.String(), "typical_ps": pl.Float64()}
     sums = pl.DataFrame(rows, schema={**columns, "rest": pl.Float64(), "phase": pl.Int64()}, orient="row")
     busy = pl.lit(others_used(run) is not None)
-    excuses = {"data loading": crowding_of_waits(run), "program code": dispatch(run)}
-    excused = pl.col("account").replace_strict(excuses, default=0.0, return_dtype=pl.Float64)
+    excused = pl.when(account="data loading").then(crowding_of_waits(run)).otherwise(0.0)
     sums = sums.with_columns(excused=excused, busy=busy)
     general = _applied("account", sums, float(run.wall_ps), run)
     inside = of_phases.filter(pl.col("phase").is_not_null()).drop_nulls("account").unique("account", keep="first")

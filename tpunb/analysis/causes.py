@@ -197,12 +197,17 @@ _OF_INPUT = (
         no_fault="other programs kept all processors busy meanwhile; or the storage has no more bandwidth"),
     Cause(
         "T102", "data loading", "new iterators", when=pl.col("anew") > 0.05, saves=pl.col("anew"),
-        sentence="New iterators, which Keras makes at the end of each epoch, took {took}",
+        sentence="New iterators, which Keras makes at the end of each epoch, and waits for their first batches took "
+        "{took}",
         remedies=(
             Remedy(
+                "pass a tf.data.Dataset that repeats, and its length: the iterator is kept then",
+                "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x)).batch(n).repeat(), "
+                "steps_per_epoch=len(x) // n)", before="model.fit(x, y, epochs=100)", when=_is("data", "arrays")),
+            Remedy(
                 "repeat the data and give their length: the iterator is kept then",
-                "model.fit(data.repeat(), steps_per_epoch=n)", before="model.fit(data, epochs=100)"),),
-        evidence=f"{_CLOCK}calls of Keras that make an iterator",
+                "model.fit(data.repeat(), steps_per_epoch=n)", before="model.fit(data, epochs=100)")),
+        evidence=f"{_CLOCK}calls of Keras that make an iterator, and waits for the first batch beyond a usual one",
         source="https://keras.io/api/models/model_training_apis: fit, steps_per_epoch",
         no_fault="the data differ from epoch to epoch"),
     Cause(
@@ -423,7 +428,7 @@ _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, 
 
 _OF_THE_PROGRAM = (
     Cause(
-        "T401", "program code", "program code", when=pl.col("code") * (1 - pl.col("dispatch")) > 0.1,
+        "T401", "program code", "program code", when=pl.col("code") > 0.1,
         saves=pl.col("code"),
         sentence="Code of the program took {took}{mostly}",
         remedies=(

@@ -398,6 +398,8 @@ def _places(samples: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
         .then(pl.lit("evaluation"))
         .when((inside | between) & pl.col("loads"))
         .then(pl.lit("data loading"))
+        .when(between & pl.col("launches"))
+        .then(pl.lit("productive"))
         .when(inside & pl.col("code"))
         .then(pl.lit("program code"))
         .when(inside & between)

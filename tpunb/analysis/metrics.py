@@ -60,7 +60,6 @@ _SURE_LOADS = 8  # seconds from which on it may shrink in some
 _FEWEST_SLOWING, _RISES = 20, 0.7  # steps; rank correlation of their processor time with their number
 IMPORTS = r" ← import | \(imports\)$"
 _WAITS = r" ← .*\.(get|put|join|wait|result|acquire|recv|communicate|poll)$"  # for another thread or process
-_COMPILES = 0.5  # share of the samples in startup, at a line that calls what is compiled
 _SLEEP = " ← time.sleep"  # which no processor shortens
 _COLLECTS = r" ← (gc\.)?collect$"
 _CODE_AT = {"thread": _WAITS, "collector": _COLLECTS}
@@ -71,7 +70,9 @@ _TEXTS = {  # metrics of the run that are no figures
 }
 _FEWEST_FITS, _STEPS_OF_FIT = 10, 2  # fits that are one batch each, and most steps of one
 _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
-_MANY_OPS, _SMALL_PS, _SMALL_SHARE = 1000, 10e6, 0.8  # of PyTorch on a CPU in a step: 3 us each in loops over examples
+_SMALL_PS, _SMALL_SHARE = 10e6, 0.8  # of PyTorch on a CPU: 3 us each in loops over examples
+_MANY_OPS = 200  # for each gradient of a parameter: 20 to 45 in models of any depth, 800 in a loop over examples
+_GRADIENT = "torch::autograd::AccumulateGrad"
 _SLOWER = 1.25  # step time of a stalled phase by that of its twin
 
 
@@ -327,21 +328,20 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     ``wall_ps``; of each account by its ``metric`` in ``tpunb.schema.ACCOUNTS``, of ``retracing`` (tracing and
     compiling a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three
     models or more, but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew``
-    (iterators of Keras), ``ended`` (iterators of tf.data) and ``ending`` (but for the last), ``starting`` and
-    ``restarting`` (workers of a DataLoader, in its first pass and later), ``importing`` (modules, by samples of
-    preparation), ``refitting`` (around and before the steps of fits of one batch), ``stepping`` (steps without
-    waits), ``dispatching`` (of
-    it, what a compiled step would not take; see ``eager``) and ``slowing`` (of steps, beyond those of the first
-    quarter) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an
-    hour, if steady, to ``memory`` in bytes; ``crowding``, the share of the processors that other programs used
-    while none was free; ``eager``, what runs steps operation by operation; ``debug``, what checks each operation;
-    ``data``, the kind of the data; ``waits``, "thread" if code waits for one, "collector" if it collects garbage;
-    ``dispatch``, the share of code that calls compiled functions; ``collects``, "program" if that
-    collects garbage itself; ``calls``, "model" if callbacks mostly call one; ``evaluates``, "predict" if that takes
-    most; ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and ``retraced``,
-    what took most of it, with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``: function,
-    value, shape or growth; ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a
-    known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves;
+    (iterators of Keras, and waits for their first batches), ``ended`` (iterators of tf.data) and ``ending`` (but for
+    the last), ``starting`` and ``restarting`` (workers of a DataLoader, in its first pass and later), ``importing``
+    (modules, by samples of preparation), ``refitting`` (around and before the steps of fits of one batch),
+    ``stepping`` (steps without waits), ``dispatching`` (of it, what a compiled step would not take; see ``eager``) and
+    ``slowing`` (of steps, beyond those of the first quarter) the share of wall time, 0 to 1, and the time such as
+    ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in bytes; ``crowding``, the share
+    of the processors that other programs used while none was free; ``eager``, what runs steps operation by operation;
+    ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "thread" if code waits for one,
+    "collector" if it collects garbage; ``collects``, "program" if that collects garbage itself; ``calls``, "model" if
+    callbacks mostly call one; ``evaluates``, "predict" if that takes most; ``saves``, "background" if Orbax does not
+    hold up the training for them; ``callback`` and ``retraced``, what took most of it, with ``callback_ps``, the
+    ``reason`` of retracing, and what had ``changed``: function, value, shape or growth; ``models``, how many steps of
+    models were traced; ``unplanned``, ``saving`` without a known time between failures; ``save_ps``, time to save once;
+    ``save_every_ps``, wall time by number of saves;
     ``save_best_ps``, the interval of least loss by Young.
 
     Parameters
@@ -370,9 +370,18 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken["anew"] = int(anew["time_ps"].sum()) // run.hosts
     taken["ending"], taken["ended"] = _ending_ps(run) if _reads_tf_data(phases.steps) else (0, 0)
     most_ps = taken["loading"] - taken["anew"] - taken["ended"]
-    for name, start_ps in zip(("starting", "restarting"), _starting_ps(phases.steps), strict=True):
-        taken[name] = min(start_ps // run.hosts, most_ps)
+    workers = _starts(phases.steps, WORKERS_START).with_columns(
+        pl.sum_horizontal("span_ps", "wait_ps").alias("time_ps")
+    )
+    begun_ps = {
+        "starting": workers.filter(~pl.col("later"))["time_ps"].sum(),
+        "restarting": workers.filter("later")["time_ps"].sum(),
+        "awaiting": _starts(phases.steps, NEW_ITERATOR)["wait_ps"].sum(),
+    }
+    for name, time_ps in begun_ps.items():
+        taken[name] = min(int(time_ps) // run.hosts, most_ps)
         most_ps -= taken[name]
+    taken["anew"] += taken.pop("awaiting")
     imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(IMPORTS))
     taken["importing"] = round(taken["preparation"] * imports["share"].sum())
     fits = phases.steps.wall.spans.filter(account="fit", detail="fit").height
@@ -411,7 +420,6 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         **traits(phases.steps),
         "models": str(models),
         "saves": phases.steps.metadata.get("saves"),
-        "dispatch": dispatch(run),
         "waits": next((name for name, at in _CODE_AT.items() if _is_mostly_at(run.places, "program code", at)), None),
         "evaluates": _evaluates(phases.steps),
         "collects": "program" if 2 * _share_at(run.places, _COLLECTS) * run.wall_ps > taken["collecting"] else None,
@@ -431,15 +439,6 @@ def crowding_of_waits(run: Goodput) -> float:
     places = run.places.filter(account="data loading").drop_nulls("place")
     asleep = int(places.filter(pl.col("place").str.ends_with(_SLEEP))["samples"].sum())
     return crowding(run.load) * (1 - asleep / max(int(places["samples"].sum()), 1))
-
-
-def dispatch(run: Goodput) -> float:
-    """Return the share of the program's code at lines that compile, too: they call the compiled function."""
-    places = run.places.drop_nulls("place")
-    compiling = places.filter(pl.col("share") >= _COMPILES, account="program startup")["place"]
-    code = places.filter(account="program code")
-    calls = int(code.filter(pl.col("place").is_in(compiling.implode()))["samples"].sum())
-    return calls / max(int(code["samples"].sum()), 1)
 
 
 def _is_mostly_at(places: pl.DataFrame, account: str, pattern: str) -> bool:
@@ -475,25 +474,20 @@ def _ending_ps(run: Goodput) -> tuple[int, int]:
     return int(ends.filter(later)["dur_ps"].sum()) // run.hosts, int(ends["dur_ps"].sum()) // run.hosts
 
 
-def _starting_ps(steps: Steps) -> list[int]:
-    """Return the time to start workers of DataLoaders, of the first and later: until a batch, beyond a usual wait."""
-    if steps.wall is None:
-        return [0, 0]
-    starts = steps.wall.spans.filter(detail=WORKERS_START).sort("start_ps")
-    starts = starts.with_columns(later=pl.int_range(pl.len()).over("host") > 0)
-    waits = steps.frame.select("host", end_ps=pl.col("start_ps") + pl.col("dur_ps"), wait_ps="input_ps").drop_nulls()
-    usual = waits.group_by("host").agg(pl.col("wait_ps").median().alias("usual_ps"))
-    first = starts.join_asof(
-        waits.sort("end_ps"),
-        left_on="start_ps",
-        right_on="end_ps",
-        by="host",
-        strategy="forward",
-        check_sortedness=False,
-    ).unique(["host", "end_ps"], keep="first", maintain_order=True)
-    beyond = first.join(usual, on="host").select("later", dur_ps=(pl.col("wait_ps") - pl.col("usual_ps")).clip(0))
-    rows = pl.concat([starts.select("later", "dur_ps"), beyond], how="vertical_relaxed")
-    return [int(rows.filter(pl.col("later") == later)["dur_ps"].sum()) for later in (False, True)]
+def _starts(steps: Steps, what: str) -> pl.DataFrame:
+    """Return (later, span_ps, wait_ps) of each start of what gives batches: its time, and that until the first batch.
+
+    The wait is that beyond a usual one, of steps that train; the first start on a host is not later.
+    """
+    wall, waits = steps.wall or WallClock(0), steps.frame.drop_nulls("input_ps").filter(pl.col("kind") != "eval")
+    beyond = (pl.col("input_ps") - pl.col("input_ps").median().over("host")).clip(0).cast(pl.Int64)
+    until = pl.col("start_ps") + pl.col("input_ps")
+    waits = waits.select("host", "step", wait_ps=beyond, start_ps=until).sort("start_ps")
+    starts = wall.spans.filter(detail=what).sort("start_ps")
+    starts = starts.with_columns(later=pl.int_range(pl.len()).over("host") > 0, span_ps="dur_ps")
+    found = starts.join_asof(waits, on="start_ps", by="host", strategy="forward", check_sortedness=False)
+    is_first = pl.struct("host", "step").is_first_distinct()  # of several starts before one batch
+    return found.select("later", "span_ps", wait_ps=pl.when(is_first).then("wait_ps"))
 
 
 @memoised
@@ -507,7 +501,8 @@ def _eager(steps: Steps) -> str | None:
     each = (pl.col("self_ps") / pl.col("count")).min()  # in the step that other programs held up least
     ops = ops.group_by("op").agg(pl.col("count", "self_ps").sum(), each=each)
     small_ps = ops.filter(pl.col("each") < _SMALL_PS)["self_ps"].sum()
-    many = ops["count"].sum() >= _MANY_OPS * max(len(full), 1) and not steps.devices.height
+    gradients = full.ops.filter(pl.col("op") == _GRADIENT)["count"].sum()
+    many = ops["count"].sum() >= _MANY_OPS * gradients > 0 and not steps.devices.height
     return "PyTorch" if many and float(small_ps) > _SMALL_SHARE * float(ops["self_ps"].sum()) else None
 
 

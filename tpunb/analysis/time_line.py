@@ -53,9 +53,13 @@ _PARTS = {
 SHOWN = (
     ("evaluates", "evaluation", None),
     ("loads", "data loading", DRAWN),
+    ("launches", "productive", None),
     ("code", "program code", INSIDE_STEPS),
 )
-"""What a sample shows, by the first of these columns of SAMPLES that is true: account and detail."""
+"""What a sample shows, by the first of these columns of SAMPLES that is true: account and detail.
+
+A call that launches a step is productive between steps, where libraries report it once it is over.
+"""
 
 _BETWEEN = -2  # number of the time between steps, in place of `alike`
 _SLOWED = 5  # steps beside the profiler that show how much it slows them down
@@ -64,7 +68,7 @@ _ALONE = 0.25  # share of the samples of a slow step
 _LOADED_PS = 5 * 10**12  # after the begin of a second of load, at most, of which there may be no record
 _HARDLY = 0.1  # share of samples
 BUSY = 0.25  # share of the processors that other programs use on a busy machine
-_FEWEST_SAMPLES = 10  # of which a share is right within about 0.3
+_FEWEST_SAMPLES = 5  # of which a share is right within about 0.4; halved no entry changes, doubled one alarms
 _PLACES, _FEWEST_OF_PLACE = 10, 5  # within steps, by which samples are weighed, and samples of each
 _AROUND = 4  # steps before and after one
 _SLOWEST = 0.95  # share of the steps than which a first one is slower that makes what later ones need
@@ -115,11 +119,12 @@ def segments(run: HostRun) -> pl.DataFrame:
     """
     start, end = _disjoint(run.steps, run.start_ps, run.end_ps)
     spans = _owning_spans(run)
-    cells = _sweep(run, start, end, spans)
+    loop_end = _loop_end(run, start, end)
+    cells = _sweep(run, start, end, spans, loop_end)
     owned = [
         _of_steps(run, cells, start, end, spans),
         _of_spans(run, cells, spans),
-        _gaps(run, cells, start, end, spans),
+        _gaps(run, cells, start, end, spans, loop_end),
     ]
     steps = run.steps.select("step", "alike").with_row_index("index").with_columns(pl.col("index").cast(pl.Int64))
     pieces = pl.concat(owned, how="diagonal").join(steps, on="index", how="left", maintain_order="left")
@@ -168,10 +173,22 @@ def _owning_spans(run: HostRun) -> pl.DataFrame:
     return spans.sort("rank", "start_ps", "end_ps", descending=[False, False, True])
 
 
-def _sweep(run: HostRun, start: Ints, end: Ints, spans: pl.DataFrame) -> _Cells:
+def _loop_end(run: HostRun, start: Ints, end: Ints) -> int:
+    """Return when the last step ends, or what runs after it at lines that run between other steps, too."""
+    if not len(start) or "place" not in run.samples.columns:
+        return run.start_ps
+    samples = run.samples.sort("start_ps").filter(pl.col("start_ps") >= start[0])
+    at, last = samples["start_ps"].to_numpy(), int(end.max())
+    between = pl.Series(at >= end[np.searchsorted(start, at, side="right") - 1]) & (samples["start_ps"] < last)
+    lines = samples.filter(between)["place"].drop_nulls()
+    later = samples.filter(pl.col("start_ps") >= last).with_columns(pl.col("place").is_in(lines.implode()).cum_min())
+    return max(last, int(later.filter("place")["start_ps"].max() or 0))  # type: ignore[arg-type]
+
+
+def _sweep(run: HostRun, start: Ints, end: Ints, spans: pl.DataFrame, loop_end: int) -> _Cells:
     """Return the time between any two bounds, and its owner: of the highest rank, and of these what began last."""
     begins, ends, rank = (spans[name].to_numpy().astype(np.int64) for name in ("start_ps", "end_ps", "rank"))
-    bounds = np.unique(np.concatenate([[run.start_ps, run.end_ps], start, end, begins, ends]))
+    bounds = np.unique(np.concatenate([[run.start_ps, loop_end, run.end_ps], start, end, begins, ends]))
     at, width = bounds[:-1], np.diff(bounds)
     step = np.searchsorted(start, at, side="right") - 1
     if len(start):
@@ -348,7 +365,7 @@ def _of_spans(run: HostRun, cells: _Cells, spans: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _gaps(run: HostRun, cells: _Cells, start: Ints, end: Ints, spans: pl.DataFrame) -> pl.DataFrame:
+def _gaps(run: HostRun, cells: _Cells, start: Ints, end: Ints, spans: pl.DataFrame, loop_end: int) -> pl.DataFrame:
     """Return the time outside of steps and spans."""
     gap = ~cells.of_step & ~cells.of_span
     at = cells.start[gap]
@@ -356,7 +373,7 @@ def _gaps(run: HostRun, cells: _Cells, start: Ints, end: Ints, spans: pl.DataFra
     loop = np.ones(len(start) + 1, np.bool_)  # steps of a loop of the program, not of a method of Keras
     methods = spans.filter(pl.col("account").is_in(["fit", "evaluation"])).select("start_ps", "end_ps")
     loop[:-1] = covered(methods, start, np.maximum(end, start + 1)) == 0
-    inside = (before >= 0) & (after < len(start)) & loop[before] & loop[np.minimum(after, len(start))]
+    inside = (before >= 0) & (at < loop_end) & loop[before] & loop[np.minimum(after, len(start))]
     if run.complete:
         account = np.where(inside, "program code", "preparation")
     else:
@@ -388,7 +405,8 @@ def _divided(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
     for flag, account, detail in SHOWN:
         if account == "program code":  # which time between steps is anyway
             samples, (pieces, traced) = samples.filter(pl.col("group") != _BETWEEN), _by_device(pieces, run)
-        shares = _shares(samples, flag)
+        of_flag = samples if flag != "launches" else samples.filter(pl.col("group") == _BETWEEN)
+        shares = _shares(of_flag, flag)
         pieces = pieces if shares.is_empty() else _moved(_parted(pieces, shares, traced), account, detail)
         samples = samples.filter(~pl.col(flag).fill_null(value=False))
     return pieces

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +46,8 @@ _OF_RANDOM = {"choice", "integers", "normal", "permutation", "random", "shuffle"
 """Names of methods of generators of random numbers of NumPy and Python; PyTorch's have other names."""
 _DRAW_LIKE_NUMPY = {"jax", "tensorflow"}  # frameworks whose generators have these methods, too
 _CALLS = re.compile(r"torch[\\/](?:nn[\\/]modules|utils[\\/]_contextlib)")  # what calls a model of the program
+_MODEL = re.compile(r"[\\/]torch[\\/]nn[\\/]modules[\\/]module\.py$")
+_CALLED = {"call", "gradient"}  # launches of compiled functions, which are known once the call is over
 _TRAINS = {"fit", "train"}  # methods of a library that train, and evaluate on their own
 _EVALUATES = re.compile(r"(^|_)(evaluat|validat|eval(_|$)|valid(_|$))", re.IGNORECASE)
 
@@ -133,6 +135,8 @@ class _Meaning(NamedTuple):
     loads: bool
     code: bool
     evaluates: bool
+    launches: bool = False
+    model: str | None = None
 
 
 class Stacks:
@@ -143,6 +147,7 @@ class Stacks:
         self._frames = {number: (caller, Frame(*facts)) for number, caller, *facts in rows.iter_rows()}
         self._draws_like_numpy = bool(_DRAW_LIKE_NUMPY & {frame.package for _, frame in self._frames.values()})
         self._loop: set[tuple[object, ...]] = set()  # functions in which a step was launched
+        self._calls: set[tuple[object, ...]] = set()  # lines that call compiled functions, each with the function
         if looks is not None:
             for number, event in looks.drop_nulls("event").sort("start_ps").select("stack", "event").iter_rows():
                 self.launched(number, event)
@@ -158,7 +163,10 @@ class Stacks:
 
     def launched(self, number: int | None, event: str) -> None:
         """Take the functions of a stack for those that the loop is in, unless they may evaluate."""
-        new = [frame for frame in self.stack(number) if frame.code not in self._loop]
+        stack = self.stack(number)
+        if event in _CALLED and (caller := next((frame for frame in stack if frame.of_program), None)) is not None:
+            self._calls.add((caller.code, caller.line, caller.callee))
+        new = [frame for frame in stack if frame.code not in self._loop]
         # what updates parameters, or what the program marks, trains whatever its name is
         if event != "call" or not self._loop or not any(is_evaluation(frame.name) for frame in new):
             self._loop |= {frame.code for frame in new}
@@ -195,7 +203,8 @@ class Stacks:
         within = takewhile(lambda frame: not frame.of_program, stack)
         if place and " ← import " not in place and any(frame.file.startswith(_IMPORTS) for frame in within):
             place = f"{place} (imports)"  # a library, within a call
-        return _Meaning(place, self.loads(stack), not evaluates and self.is_code(stack), evaluates)
+        code = not evaluates and self.is_code(stack)
+        return _Meaning(place, self.loads(stack), code, evaluates, self.launches(stack), _model(stack))
 
     def loads(self, stack: Stack) -> bool:
         """Return whether a generator of the program runs that the loop asks for its next value."""
@@ -207,6 +216,13 @@ class Stacks:
                 return True
             within = bool(frame.generator) and frame.code not in self._loop and (within or frame.of_program)
         return False
+
+    def launches(self, stack: Stack) -> bool:
+        """Return whether the program is in a call that launched a step, or right before or after it."""
+        inner = next((frame for frame in stack if frame.of_program), None)
+        if inner is None:
+            return False
+        return any(call[:2] == (inner.code, inner.line) and inner.callee in (None, call[2]) for call in self._calls)
 
     def evaluates(self, stack: Stack) -> bool:
         """Return whether a function of the program evaluates, within what the loop is in, or a library that has one."""
@@ -265,6 +281,14 @@ def _innermost(frames: Iterator[Frame]) -> tuple[str | None, str | None]:
             return _text(frame, inner), inner
         inner = inner if frame.hidden else frame.name  # patches around the function that was called have no say
     return None, inner
+
+
+def _model(stack: Stack) -> str | None:
+    """Return the line of the program that called the outermost model; None if none runs, or a library called it."""
+    frames = [frame for frame in reversed(stack) if not frame.hidden]
+    callers = (caller for caller, frame in pairwise(frames) if _MODEL.search(frame.file))
+    outermost = next(callers, None)
+    return _text(outermost, None) if outermost is not None and outermost.of_program else None
 
 
 def _waits(stack: Stack) -> bool:
