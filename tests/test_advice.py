@@ -21,6 +21,7 @@ from tpunb.analysis.metrics import account_metrics, phase_metrics
 from tpunb.errors import BadProfile
 from tpunb.frames import Steps
 from tpunb.frames.hardware import Device
+from tpunb.frames.profile import RunEvents
 from tpunb.frames.steps import WallClock
 from tpunb.testing import toy_steps
 
@@ -87,7 +88,7 @@ def has_known_sums(cause, known):
 
 def test_every_cause_of_phases_is_tested_and_has_known_sums():
     assert [cause.name for cause in of_level("phase") if cause.name not in {*CASES, *ELSEWHERE}] == []
-    known = [*phase_metrics(phased("a")).columns, "data", "framework", "backend"]
+    known = [*phase_metrics(phased("a")).columns, "data", "framework", "backend", "cache"]
     assert [cause.id for cause in of_level("phase") if not has_known_sums(cause, known)] == []
 
 
@@ -492,6 +493,9 @@ OF_RUN = {
     "fits of one batch": ([(4 * i, 20, "fit", "fit") for i in range(10)], {}, 16),
     "eager steps": ([], {}, 30),  # a quarter in operations
     "debugging": ([], {}, None),
+    "frozen model": ([], {}, 30),
+    "double precision": ([], {}, 20),
+    "few threads": ([], {}, 20),
     "uneven ranks": ([(41, 20, "waiting for other ranks", "barrier")], {}, 20),
     "preparation": ([FIT], {}, 60),
 }
@@ -519,11 +523,70 @@ def with_facts(rule, phases):
         return replace(phases, steps=replace(phases.steps, metadata={"data": "tf.data"}))
     if rule == "debugging":
         return replace(phases, steps=replace(phases.steps, metadata={"debug": "torch.autograd.set_detect_anomaly"}))
+    if rule == "frozen model":
+        return with_frozen_model(phases)
+    if rule == "double precision":
+        return replace(phases, steps=replace(phases.steps, metadata={"dtype": "float64"}))
+    if rule == "few threads":
+        steps, metadata = phases.steps, {"threads": "1", "processors": "2"}
+        ops = steps.ops.unique(["host", "step"]).with_columns(self_ps=pl.lit(S, pl.Int64))
+        return replace(phases, steps=replace(steps, devices=steps.devices.clear(), ops=ops, metadata=metadata))
     if rule == "slowing steps":
         return slowing()
     if rule == "growing memory":
         return loaded(phases, [2**30 + n * 2**26 for n in range(40)])
     return phases
+
+
+def with_frozen_model(phases, *, gradients_s=10, backward=4):
+    """Phases with 30 s in a call of a model, half of whose operations have `backward` / 4 gradients."""
+    times = [("aten::addmm", 4), ("AddmmBackward0", backward)]
+    ops = [("toy", step, op, "host", None, count, S, S) for step in range(10) for op, count in times]
+    rows = [("toy", at * S, "a.py:9 in f", False, False, False, False, "a.py:3 in g") for at in range(30)]
+    rows += [("toy", at * S, "a.py:4 in g", False, False, False) for at in range(30, 40)]
+    gradients = pl.DataFrame({"event": ["gradient"], "start_ps": [0], "end_ps": [gradients_s * S]})
+    steps = replace(
+        phases.steps,
+        ops=pl.DataFrame(ops, schema.OPS, orient="row"),
+        devices=phases.steps.devices.clear(),
+        wall=replace(phases.steps.wall, samples=samples_of(rows)),
+        read_run_events=lambda: RunEvents(gradients, *[pl.DataFrame(schema=schema.RUN_SIGNATURES)] * 4),
+    )
+    return replace(phases, steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("cache", "advised", "setting"),
+    [
+        ("none", "keep programs", "jax_compilation_cache_dir"),
+        ("slow", "compile within a second", "min_compile_time_secs"),
+        ("all", "kept already", None),
+    ],
+)
+def test_a_cache_of_programs_that_is_set_is_not_advised(cache, advised, setting):
+    phases = accounted((41, 50, "program startup", "loading"))
+    ops = phases.steps.ops.with_columns(op=pl.lit("PjitFunction").cast(phases.steps.ops.schema["op"]))
+    phases = replace(phases, steps=replace(phases.steps, ops=ops, metadata={"compilation cache": cache}))
+    action = advise(phases).filter(rule="long startup")["action"].item()
+    assert advised in action
+    assert setting is None or setting in action
+    assert ("cache_dir" in action) == (cache == "none")
+
+
+def test_a_model_is_named_frozen_only_if_it_takes_no_gradients_and_longer_than_these():
+    assert "frozen model" not in of_run(with_frozen_model(accounted(), gradients_s=35))
+    assert "frozen model" not in of_run(with_frozen_model(accounted(), backward=8))
+
+
+def test_state_in_double_precision_is_known_from_what_functions_take():
+    def of(takes):
+        signatures = pl.DataFrame([("toy", 1, takes, "float64[2]", "returned")], schema.RUN_SIGNATURES, orient="row")
+        empty = pl.DataFrame(schema={"event": pl.String, "start_ps": pl.Int64, "end_ps": pl.Int64})
+        steps = replace(accounted().steps, read_run_events=lambda: RunEvents(*[empty] * 4, signatures))
+        return of_run(labelled(steps, [0] * 10))
+
+    assert "double precision" in of("float64[2], float64[8,2]")
+    assert "double precision" not in of("float64[2], float32[8,2]")
 
 
 def loaded(phases, rss_bytes):

@@ -301,6 +301,10 @@ _OF_STARTUP = (
         when=(pl.col("first") > pl.col("productive")) & (pl.col("first") > 2 * _again), saves=pl.col("first"),
         sentence="Tracing, compiling and first runs took {took}{mostly}",
         remedies=(
+            Remedy("train longer per run: programs are kept already", when=_is("cache", "all")),
+            Remedy(
+                "train longer per run, or keep programs that compile within a second, too",
+                _JAX_CACHE.partition(", ")[2], when=_is("cache", "slow")),
             Remedy("train longer per run, or keep programs", _JAX_CACHE, when=_is("backend", "JAX")),
             Remedy(
                 "train longer per run: TensorFlow keeps no cache of what it traces",
@@ -313,6 +317,10 @@ _OF_STARTUP = (
         "T204", "program startup", "compile", when=pl.col("compile") > 0.1,
         saves=pl.col("compiled_ps") / pl.col("typical_ps"), sentence="Compilation takes {compiled_ps}",
         remedies=(
+            Remedy("train longer per run: programs are kept already", when=_is("cache", "all")),
+            Remedy(
+                "keep programs that compile within a second, too", _JAX_CACHE.partition(", ")[2],
+                when=_is("cache", "slow")),
             Remedy("keep programs, which costs this once", _JAX_CACHE, when=_is("backend", "JAX")),
             Remedy("enable a persistent compilation cache; this cost is paid once per run")),
         evidence=f"{_FULL}compilation in the first step of a kind",
@@ -413,6 +421,44 @@ _OF_STEPS = (
         remedies=(Remedy("turn it off once the fault is found"),), evidence="the setting of the library",
         source="https://docs.pytorch.org/docs/stable/autograd.html: anomaly detection",
         no_fault="the fault is not found yet"),
+    Cause(
+        "T308", None, "frozen model", when=(pl.col("frozen") > 0.1) & pl.col("frozen_at").is_not_null(),
+        saves=pl.col("frozen"),
+        sentence="A model that takes no gradients runs in the steps, {took}: mostly {frozen_at}",
+        remedies=(
+            Remedy(
+                "compute what it returns for each example once, and look that up", "target = targets[index]",
+                before="with torch.no_grad(): target = teacher(x)"),),
+        evidence=f"{_FULL}operations whose gradients are not taken; samples of a call of a model that takes longer "
+        "than all gradients",
+        source="a gradient takes about twice the operations of its forward pass",
+        no_fault="its inputs differ each time, such as by augmentation"),
+    Cause(
+        "T309", None, "double precision", when=pl.col("double") > 0.1, saves=pl.col("double"),
+        sentence="The steps compute in float64 throughout: float32 takes half of the time and memory, {took} at most",
+        remedies=(
+            Remedy(
+                "compute in float32", "jax.config.update('jax_enable_x64', False)",
+                before="jax.config.update('jax_enable_x64', True)", when=_is("backend", "JAX")),
+            Remedy(
+                "compute in float32", "model.float()", before="model.double()", when=_is("framework", "PyTorch")),
+            Remedy("compute in float32: keras.config.set_floatx('float32')", when=_is("framework", "Keras")),
+            Remedy("compute in float32")),
+        evidence="types of the parameters, or of the state that a compiled function takes and returns",
+        source="a vector unit holds half as many numbers of twice the size",
+        no_fault="the problem needs double precision"),
+    Cause(
+        "T310", None, "few threads", when=pl.col("unthreaded") * (1 - pl.col("crowding")) > 0.1,
+        saves=pl.col("unthreaded"),
+        sentence="PyTorch computes in {threads} of {processors} threads that there are processors for: all would save "
+        "{took} at most",
+        remedies=(
+            Remedy(
+                "leave the number of threads to PyTorch: no torch.set_num_threads, no OMP_NUM_THREADS",
+                before="torch.set_num_threads(1)"),),
+        evidence=f"the setting of PyTorch, and {_FULL}operations over 0.1 ms",
+        source="https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html",
+        no_fault="other processes of the job use the other processors"),
     Cause(
         "T307", None, "unseen", when=(pl.col("full") == 0) & (pl.col("phase") >= 0), saves=_UNKNOWN,
         sentence="No step of it was traced in full",

@@ -66,13 +66,15 @@ _CODE_AT = {"thread": _WAITS, "collector": _COLLECTS}
 _CALLS = r" ← .*\bmodel(\.predict|\.predict_on_batch)?$"  # in a callback
 _TEXTS = {  # metrics of the run that are no figures
     *("callback", "retraced", "reason", "changed", "models", "data", "saves", "waits", "evaluates", "eager", "debug"),
-    *("framework", "backend", "collects", "calls", "others"),
+    *("framework", "backend", "collects", "calls", "others", "frozen_at", "cache", "threads", "processors"),
 }
 _FEWEST_FITS, _STEPS_OF_FIT = 10, 2  # fits that are one batch each, and most steps of one
 _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
 _SMALL_PS, _SMALL_SHARE = 10e6, 0.8  # of PyTorch on a CPU: 3 us each in loops over examples
 _MANY_OPS = 200  # for each gradient of a parameter: 20 to 45 in models of any depth, 800 in a loop over examples
-_GRADIENT = "torch::autograd::AccumulateGrad"
+_GRADIENT, _BACKWARD = "torch::autograd::AccumulateGrad", r"^(.*)Backward\d*$"
+_FROZEN = 0.2  # of the operations of models, without gradients
+_LARGE_PS = 100e6  # of an operation of PyTorch that several threads compute faster
 _SLOWER = 1.25  # step time of a stalled phase by that of its twin
 
 
@@ -331,8 +333,10 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     (iterators of Keras, and waits for their first batches), ``ended`` (iterators of tf.data) and ``ending`` (but for
     the last), ``starting`` and ``restarting`` (workers of a DataLoader, in its first pass and later), ``importing``
     (modules, by samples of preparation), ``refitting`` (around and before the steps of fits of one batch),
-    ``stepping`` (steps without waits), ``dispatching`` (of it, what a compiled step would not take; see ``eager``) and
-    ``slowing`` (of steps, beyond those of the first quarter) the share of wall time, 0 to 1, and the time such as
+    ``stepping`` (steps without waits), ``dispatching`` (of it, what a compiled step would not take; see ``eager``),
+    ``slowing`` (of steps, beyond those of the first quarter) and ``frozen`` (a model without gradients, called at
+    ``frozen_at``), ``double`` (what double precision costs at most) and ``unthreaded`` (what ``processors`` beyond the
+    ``threads`` of PyTorch would save at most) the share of wall time, 0 to 1, and the time such as
     ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in bytes; ``crowding``, the share
     of the processors that other programs used while none was free; ``eager``, what runs steps operation by operation;
     ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "thread" if code waits for one,
@@ -394,6 +398,9 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         taken["stepping"] += taken["retracing"]  # of operations on their own, for each shape
         taken["retracing"] = 0
     taken["dispatching"] = round(taken["stepping"] * (1 - _in_kernels(phases.steps, eager)))
+    frozen_at, taken["frozen"] = _frozen(run, phases.steps)
+    taken["double"] = taken["productive"] // 2 if _is_double(phases.steps) else 0
+    taken["unthreaded"] = round(taken["productive"] * _unthreaded(phases.steps))
     taken["collecting"] = int(collecting["time_ps"].sum()) // run.hosts
     taken["slowing"] = _slowing_ps(phases.steps) // run.hosts
     others, slow = others_used(run), run.frame.filter(account="step time deviation")
@@ -419,6 +426,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         "debug": phases.steps.metadata.get("debug"),
         **traits(phases.steps),
         "models": str(models),
+        "frozen_at": frozen_at,
+        **{name: phases.steps.metadata.get(name) for name in ("threads", "processors")},
         "saves": phases.steps.metadata.get("saves"),
         "waits": next((name for name, at in _CODE_AT.items() if _is_mostly_at(run.places, "program code", at)), None),
         "evaluates": _evaluates(phases.steps),
@@ -504,6 +513,53 @@ def _eager(steps: Steps) -> str | None:
     gradients = full.ops.filter(pl.col("op") == _GRADIENT)["count"].sum()
     many = ops["count"].sum() >= _MANY_OPS * gradients > 0 and not steps.devices.height
     return "PyTorch" if many and float(small_ps) > _SMALL_SHARE * float(ops["self_ps"].sum()) else None
+
+
+def _frozen(run: Goodput, steps: Steps) -> tuple[str | None, int]:
+    """Return the line that calls a model of PyTorch without gradients in steps, and its time; None for none.
+
+    No forward pass takes longer than its gradients: a call that does so has none, if operations without any are traced.
+    """
+    ops = steps.full().ops.group_by(pl.col("op").cast(pl.String)).agg(pl.col("count", "self_ps").sum())
+    back = pl.col("op").str.extract(_BACKWARD).str.to_lowercase()
+    backward = ops.select(name=back, back=pl.col("count") / 2).drop_nulls()  # each has an event of the engine around it
+    name = pl.col("op").str.strip_prefix("aten::").str.replace_all("_", "")
+    forward = ops.filter(pl.col("op").str.starts_with("aten::")).with_columns(name=name).join(backward, on="name")
+    without = (1 - pl.col("back") / pl.col("count")).clip(0) * pl.col("self_ps")
+    if steps.read_run_events is None or not forward.select(without.sum() > _FROZEN * pl.col("self_ps").sum()).item():
+        return None, 0
+    events = steps.read_run_events().events.filter(pl.col("event") == "gradient")
+    gradients_ps = int(events.select((pl.col("end_ps") - pl.col("start_ps")).sum()).item())
+    order = run.segments.select("host", "start_ps", "account").sort("start_ps")
+    samples = (steps.wall or WallClock(0)).samples.sort("start_ps")
+    samples = samples.join_asof(order, on="start_ps", by="host", check_sortedness=False).filter(account="productive")
+    each_ps = run.time_ps("productive") * run.hosts / max(samples.height, 1)
+    lines = samples.drop_nulls("model").group_by("model").agg(time_ps=pl.len() * each_ps)
+    most = lines.filter(pl.col("time_ps") > gradients_ps).sort("time_ps", "model", descending=True).head(1).rows()
+    return (most[0][0], round(most[0][1]) // run.hosts) if most and gradients_ps else (None, 0)
+
+
+def _is_double(steps: Steps) -> bool:
+    """Return whether a training is in double precision throughout: its parameters, or the state that JAX updates."""
+    if steps.metadata.get("dtype") == "float64" or steps.read_run_events is None:
+        return steps.metadata.get("dtype") == "float64"
+    takes = steps.read_run_events().signatures.filter(repeats="returned")["takes"]
+    single = takes.str.contains_any(["float32[", "float16["])
+    return bool((takes.str.contains("float64[", literal=True) & ~single).any())
+
+
+def _unthreaded(steps: Steps) -> float:
+    """Return the share of steps of PyTorch on a CPU that all of its processors would save, of its large operations."""
+    threads, processors = (steps.metadata.get(name, "") for name in ("threads", "processors"))
+    ops = steps.full().ops.group_by("op").agg(pl.col("count", "self_ps").sum()).filter(pl.col("count") > 0)
+    if not (threads.isdecimal() and processors.isdecimal() and ops.height) or steps.devices.height:
+        return 0.0
+    large = ops.filter(pl.col("self_ps") > _LARGE_PS * pl.col("count"))["self_ps"]
+    return (
+        float(large.sum())
+        / max(float(ops["self_ps"].sum()), 1.0)
+        * max(0.0, 1 - int(threads) / max(int(processors), 1))
+    )
 
 
 def _in_kernels(steps: Steps, eager: str | None) -> float:
@@ -593,7 +649,7 @@ _PIPELINE = ("PyFunc", "^Iterator::")  # operations of tf.data's functions in Py
 
 @memoised
 def traits(steps: Steps) -> dict[str, str | None]:
-    """Return ``data``, the kind of the data of a run, ``framework``, and the ``backend`` of its operations, if known.
+    """Return ``data``, ``framework``, ``backend`` of operations, and ``cache``, the programs that JAX keeps, if known.
 
     Data are "tuned tf.data" after trials, and "Python tf.data" where functions in Python take half of the pipeline.
     """
@@ -613,7 +669,7 @@ def traits(steps: Steps) -> dict[str, str | None]:
         of_kinds = (_of_names(steps, named.filter(op.str.contains(kind)), ["self_ps"]) for kind in _PIPELINE)
         in_python, all_ps = (int(rows["self_ps"].sum()) for rows in of_kinds)
         data = "Python tf.data" if in_python > all_ps / 2 else data
-    return {"data": data, "framework": framework, "backend": backend}
+    return {"data": data, "framework": framework, "backend": backend, "cache": steps.metadata.get("compilation cache")}
 
 
 _CHANGED = {

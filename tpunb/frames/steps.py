@@ -17,6 +17,9 @@ from tpunb.frames.conversion import Tabular
 from tpunb.frames.hardware import Device
 from tpunb.text import plural
 
+if TYPE_CHECKING:
+    from tpunb.frames.profile import RunEvents
+
 _INFERRED = {"module": "module runs", "calls": "function calls", "whole": "the whole capture"}
 """What steps without annotation or record of their bounds were inferred from, by their rule."""
 
@@ -59,6 +62,8 @@ class Steps(Tabular):
         Function that decodes the raw events on access; None if none were kept.
     read_explanations
         Function that returns, in order of the steps' numbers, why each is one; None if the run holds no events.
+    read_run_events
+        Function that returns what the libraries of the program were asked to do; None if that was not recorded.
     by_host
         The hosts of a job, if these are the steps of the job as a whole.
     lost
@@ -85,6 +90,7 @@ class Steps(Tabular):
     source: Path | str = ""
     read_events: Callable[[], pl.DataFrame] | None = None
     read_explanations: Callable[[], Sequence[str]] | None = None
+    read_run_events: Callable[[], RunEvents] | None = None
     by_host: HostTables | None = None
     lost: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.LOST))
     pipeline: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.PIPELINE))

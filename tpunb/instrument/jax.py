@@ -275,8 +275,15 @@ def _annotations(sink: Sink, stack: ExitStack) -> None:
 _COMPILES = "/jax/core/compile/"  # begins the names of its events of tracing, lowering and compilation
 
 
+def _cache(config: Any) -> str:
+    """Return which programs are kept for later runs: "all", "slow" ones, or "none"."""
+    if not getattr(config, "jax_compilation_cache_dir", None) or not getattr(config, "jax_enable_compilation_cache", 1):
+        return "none"
+    return "slow" if getattr(config, "jax_persistent_cache_min_compile_time_secs", 0) > 0 else "all"
+
+
 def _compilations(sink: Sink, stack: ExitStack) -> None:
-    """Record what it traces, lowers and compiles."""
+    """Record what it traces, lowers and compiles, and whether it keeps that."""
     jax, clock = sys.modules["jax"], sink.clock
 
     def on_event(event: str, duration: float, **facts: Any) -> None:
@@ -285,6 +292,8 @@ def _compilations(sink: Sink, stack: ExitStack) -> None:
             kind = "compile" if "compile" in work else "trace" if "trace" in work else "lower"
             name = str(facts.get("fun_name") or "a function")
             again, reason = clock.again
+            if kind == "compile":
+                clock.metadata["compilation cache"] = _cache(jax.config)
             what, start_ns = What(LIBRARY.name, "", name), now_ns - round(duration * 1e9)
             clock.past(kind, what, start_ns, now_ns, reason if again in (name, name[4:-1]) else None)  # or "jit(f)"
 

@@ -6,6 +6,7 @@ module warns of global hooks.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -80,6 +81,20 @@ def _in_flight(torch: Any) -> Result | None:
     return None
 
 
+def _settings(torch: Any, optimizer: Any) -> dict[str, str]:
+    """Return what decides how fast steps compute: threads on a CPU, compilation, and types of double precision."""
+    settings = dict[str, str]()
+    with suppress(Exception):  # an optimizer of the program may hold anything
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        settings = {"threads": str(torch.get_num_threads()), "processors": str(processors)}
+        if compiles():
+            settings["compiled"] = "torch.compile"
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        if all(each.dtype == torch.float64 for each in parameters):
+            settings["dtype"] = "float64"
+    return settings
+
+
 def _updates(sink: Sink, stack: ExitStack) -> None:
     """Record updates by optimizers, and the first call of a model."""
     torch, optimizer = sys.modules["torch"], sys.modules["torch.optim.optimizer"]
@@ -95,6 +110,8 @@ def _updates(sink: Sink, stack: ExitStack) -> None:
         if compiling():
             return
         now_ns = monotonic_ns()
+        if not steps:
+            sink.clock.metadata.update(_settings(torch, each))
         what = steps.get(kind := type(each)) or steps.setdefault(kind, What.of("torch", kind.step))
         sink.updated(id(each), begun.pop(id(each), now_ns), now_ns, _in_flight(torch), what=what)
 

@@ -67,7 +67,11 @@ def from_rules(profile: Profile) -> Steps:
 def _stored(profile: Profile, stored: Steps) -> Steps:
     """Return the steps that a capture stored, with what is read from its events and raw windows."""
     if profile.read_run_events is not None:
-        stored = replace(stored, read_explanations=lambda: Explanations(profile.run_events))
+        stored = replace(
+            stored,
+            read_explanations=lambda: Explanations(profile.run_events),
+            read_run_events=lambda: profile.run_events,
+        )
     if profile.read_events is None:
         return stored
     return replace(
