@@ -21,8 +21,7 @@ from tpunb.analysis.metrics import account_metrics, phase_metrics
 from tpunb.errors import BadProfile
 from tpunb.frames import Steps
 from tpunb.frames.hardware import Device
-from tpunb.frames.profile import RunEvents
-from tpunb.frames.steps import WallClock
+from tpunb.frames.steps import RunEvents, WallClock
 from tpunb.testing import toy_steps
 
 CASES = {

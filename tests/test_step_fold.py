@@ -13,7 +13,7 @@ import pytest
 import tpunb as tp
 from tpunb import cli, schema
 from tpunb.errors import TpunbError
-from tpunb.frames.profile import RunEvents
+from tpunb.frames.steps import RunEvents
 from tpunb.instrument.events import NAMED
 from tpunb.instrument.sink import Signature, What
 from tpunb.profiler.loop import Loop

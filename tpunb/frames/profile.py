@@ -7,28 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from tpunb import schema
 from tpunb.errors import TpunbError, not_kept
 from tpunb.frames.conversion import to_pandas
-from tpunb.frames.steps import Steps
+from tpunb.frames.steps import RunEvents, Steps
 from tpunb.text import count, plural, short
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-class RunEvents(NamedTuple):
-    """What libraries were asked to do in a run, and what these events refer to by numbers of a host."""
-
-    events: pl.DataFrame  # ``tpunb.schema.RUN_EVENTS``, in the order in which they ended
-    names: pl.DataFrame  # ``tpunb.schema.RUN_NAMES``
-    places: pl.DataFrame  # ``tpunb.schema.RUN_PLACES``
-    keys: pl.DataFrame  # ``tpunb.schema.RUN_KEYS``
-    signatures: pl.DataFrame  # ``tpunb.schema.RUN_SIGNATURES``
 
 
 @dataclass(frozen=True, eq=False, repr=False)

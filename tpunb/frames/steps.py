@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
@@ -17,13 +17,20 @@ from tpunb.frames.conversion import Tabular
 from tpunb.frames.hardware import Device
 from tpunb.text import plural
 
-if TYPE_CHECKING:
-    from tpunb.frames.profile import RunEvents
-
 _INFERRED = {"module": "module runs", "calls": "function calls", "whole": "the whole capture"}
 """What steps without annotation or record of their bounds were inferred from, by their rule."""
 
 _SHOWN = 20  # operations of a capture without steps
+
+
+class RunEvents(NamedTuple):
+    """What libraries were asked to do in a run, and what these events refer to by numbers of a host."""
+
+    events: pl.DataFrame  # ``tpunb.schema.RUN_EVENTS``, in the order in which they ended
+    names: pl.DataFrame  # ``tpunb.schema.RUN_NAMES``
+    places: pl.DataFrame  # ``tpunb.schema.RUN_PLACES``
+    keys: pl.DataFrame  # ``tpunb.schema.RUN_KEYS``
+    signatures: pl.DataFrame  # ``tpunb.schema.RUN_SIGNATURES``
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -60,8 +60,8 @@ from tpunb.errors import BadProfile, TpunbError, warn_user
 from tpunb.frames import Profile, Steps
 from tpunb.frames.conversion import check_file, open_file, read_file
 from tpunb.frames.hardware import Device
-from tpunb.frames.profile import RunEvents, device_kinds
-from tpunb.frames.steps import WallClock
+from tpunb.frames.profile import device_kinds
+from tpunb.frames.steps import RunEvents, WallClock
 from tpunb.instrument import events as run_events
 from tpunb.io import parquet, storage
 from tpunb.io.storage import Location

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import polars as pl
 
-from tpunb.frames.profile import RunEvents
+from tpunb.frames.steps import RunEvents
 from tpunb.instrument.sink import Signature, What
 from tpunb.step_stats.sample_places import is_evaluation
 from tpunb.text import plain, short_time
