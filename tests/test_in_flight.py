@@ -14,6 +14,7 @@ from tpunb.profiler.in_flight import InFlight
 from tpunb.profiler.loop import Loop
 from tpunb.profiler.step_clock import StepClock
 from tpunb.signals import Spent
+from tpunb.step_stats.step_fold import StepTimes
 
 MS = 1_000_000
 
@@ -89,6 +90,12 @@ def device(monkeypatch):
 
 
 @pytest.fixture
+def done_ns():
+    times = StepTimes()
+    return lambda work: times.done(work.launched_ns, work.done_ns, work.by_ns)
+
+
+@pytest.fixture
 def in_flight(device):
     watching = InFlight(device)
     yield watching
@@ -98,19 +105,19 @@ def in_flight(device):
 # -- when work is done ------------------------------------------------------------------------------------------------
 
 
-def test_work_that_is_waited_for_is_done_when_the_device_is(device, in_flight):
+def test_work_that_is_waited_for_is_done_when_the_device_is(device, in_flight, done_ns):
     begin_ns = device()
     works = [device.launch(in_flight.watch, 250) for _ in range(4)]
     assert not any(work.settled for work in works)
     device.finish()
-    assert [in_flight.done_ns(work) - begin_ns for work in works] == [250 * MS, 500 * MS, 750 * MS, 1000 * MS]
+    assert [done_ns(work) - begin_ns for work in works] == [250 * MS, 500 * MS, 750 * MS, 1000 * MS]
 
 
 @pytest.mark.parametrize("result", [None, Result(ready=True)])
-def test_work_that_is_ready_at_once_is_done_at_its_launch_without_a_thread(in_flight, result):
+def test_work_that_is_ready_at_once_is_done_at_its_launch_without_a_thread(in_flight, result, done_ns):
     work = in_flight.watch(result, 7)
     assert (work.settled, work.done_ns, work.result) == (True, 7, None)
-    assert in_flight.done_ns(work) == 7
+    assert done_ns(work) == 7
     assert in_flight._thread is None
 
 
@@ -124,17 +131,17 @@ def test_work_does_not_run_any_more_as_soon_as_its_result_is_ready(in_flight):
     assert not in_flight.watch(None, 9).runs
 
 
-def test_deleted_results_end_at_their_launch_or_as_long_after_as_is_usual(device, in_flight):
+def test_deleted_results_end_at_their_launch_or_as_long_after_as_is_usual(device, in_flight, done_ns):
     deleted = in_flight.watch(Result(RuntimeError("deleted")), device())
     until(lambda: deleted.settled)
     assert (deleted.done_ns, deleted.by_ns, deleted.result) == (None, None, None)
-    assert in_flight.done_ns(deleted) == device()
+    assert done_ns(deleted) == device()
     known = device.launch(in_flight.watch, 30)
     device.finish()
-    in_flight.done_ns(known)
+    done_ns(known)
     deleted = in_flight.watch(Result(RuntimeError("deleted")), device())
     until(lambda: deleted.settled)
-    assert in_flight.done_ns(deleted) == device() + 30 * MS
+    assert done_ns(deleted) == device() + 30 * MS
 
 
 def test_a_result_that_is_deleted_while_it_is_waited_for_is_unknown(device, in_flight):
@@ -180,7 +187,9 @@ def test_superseded_work_is_not_waited_for(device, in_flight):
     assert (superseded.done_ns, superseded.by_ns, result.asked) == (None, None, 1)  # as it was launched
 
 
-def test_work_between_two_that_are_known_takes_its_usual_time_but_no_longer_than_until_it_was_seen(device, in_flight):
+def test_work_between_two_that_are_known_takes_its_usual_time_but_no_longer_than_until_it_was_seen(
+    device, in_flight, done_ns
+):
     begin_ns, first = device(), Result()
     works = [in_flight.watch(first, begin_ns)]
     until(first.waited.is_set)
@@ -196,7 +205,7 @@ def test_work_between_two_that_are_known_takes_its_usual_time_but_no_longer_than
     until(lambda: works[-1].settled)
     assert [work.done_ns is None for work in works] == [False, True, True, True, False]
     works[2].by_ns = works[3].by_ns = None  # as if they had been deleted
-    done_ms = [(in_flight.done_ns(work) - begin_ns) // MS for work in works]
+    done_ms = [(done_ns(work) - begin_ns) // MS for work in works]
     assert done_ms == [100, 100, 200, 300, 700]
 
 

@@ -387,16 +387,20 @@ class Array:
 
 
 def test_launches_between_marks_are_of_no_step_once_the_devices_were_idle(clock, monkeypatch):
-    now = [0]
+    now, loop = [0], Loop(clock)
     monkeypatch.setattr(step_clock, "monotonic_ns", lambda: now[0])
+
+    def launch(ms):
+        loop.called("step", ms * 10**6, ms * 10**6, Array())
 
     def mark(begin_ms, end_ms, *launches_ms):
         now[0] = begin_ms * 10**6
         step = clock.begin("train", explicit=True, rule="mark")
+        launch(begin_ms)
         now[0] = end_ms * 10**6
         clock.end(step)
         for ms in launches_ms:
-            clock.launch(Array(), ms * 10**6)
+            launch(ms)
 
     mark(0, 10, 12, 13)  # of the step: the devices worked until then
     mark(40, 50, 70, 71)  # what the program prepares for the next, after a pause

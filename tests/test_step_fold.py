@@ -18,7 +18,8 @@ from tpunb.instrument.events import NAMED
 from tpunb.instrument.sink import Signature, What
 from tpunb.profiler.loop import Loop
 from tpunb.profiler.step_clock import StepClock
-from tpunb.step_stats.step_fold import Event, StepFold, steps_of
+from tpunb.step_stats.recorded_steps import loaded_steps, steps_of
+from tpunb.step_stats.step_fold import Event, StepFold
 
 CORPUS = Path(__file__).parent / "corpus"
 SAMPLE = Path(__file__).parents[1] / "datasets" / "sample_profiles" / "keras_cnn"
@@ -136,8 +137,22 @@ def test_events_of_two_threads_make_the_same_steps_in_any_order_of_theirs(record
     assert sorted(mixed, key=lambda step: step.start) == sorted(steps_of(run) * 2, key=lambda step: step.start)
 
 
+class Result:
+    """What a device is asked for, ready at one of the first times that it is looked at."""
+
+    def __init__(self, times):
+        self.times = times
+
+    def is_ready(self):
+        self.times -= 1
+        return self.times <= 0
+
+    def block_until_ready(self):
+        self.times = 0
+
+
 def test_a_loop_records_the_steps_that_its_events_make_at_load(monkeypatch):
-    """Each signal of a library is an event of the run, from which alone the same steps follow."""
+    """Each signal of a library is an event of the run, from which alone the same steps follow, with their times."""
     now_ns = [10**18]
 
     def clock():
@@ -147,38 +162,52 @@ def test_a_loop_records_the_steps_that_its_events_make_at_load(monkeypatch):
     for module in ("loop", "step_clock"):
         monkeypatch.setattr(f"tpunb.profiler.{module}.monotonic_ns", clock)
     recording = StepClock(lambda kind, number: None)
-    recording.events.origin_ns = now_ns[0]
+    recording.events.origin_ns, recording.in_flight.clock = now_ns[0], clock
     loop, choose = Loop(recording), random.Random(1)
     train, evaluate = (What("", "train", name) for name in ("step", "score"))
     modes = {on: What("torch", "torch.nn", f"Module.{'eval' if on else 'train'}") for on in (True, False)}
     program = ""
     for number in range(400):
+        recording.drain()  # what was seen by then, and what not yet, is the same in each run of the test
         if number % 20 == 0:
             program = choose.choice(["calls", "calls", "updates", "marks", "keras", "fetches"])
         loop.fetched("data", clock(), clock())
         if program == "calls":
-            loop.called("step", clock(), clock(), None, what=train, signature=TAKES_STATE)
+            loop.called("step", clock(), clock(), Result(choose.randint(1, 3)), what=train, signature=TAKES_STATE)
             if number % 5 == 0:
-                loop.called("score", clock(), clock(), None, what=evaluate, signature=RETURNS_NUMBERS)
+                loop.called("score", clock(), clock(), Result(1), what=evaluate, signature=RETURNS_NUMBERS)
         elif program == "updates":
             loop.learned(clock())
             loop.updated("sgd", clock(), clock(), None)
         elif program == "marks":
-            with_mark = recording.begin("train", explicit=True, rule="mark")
-            loop.called("step", clock(), clock(), None, what=train)
+            with_mark = recording.begin("train", step=choose.choice([None, number]), explicit=True, rule="mark")
+            loop.called("step", clock(), clock(), Result(choose.randint(1, 3)), what=train)
+            with_mark.lasts = choose.choice([True, False])
             recording.end(with_mark)
+            if choose.choice([True, False]):
+                recording.drain()
+                loop.called("step", clock(), clock(), Result(2), what=train)
         elif program == "keras":
-            recording.begin("predict")
+            recording.begin("predict", complete=number % 20 != 19)  # the last finds the end of the data
             recording.exit(done=True)
         else:
             loop.evaluates(on=number % 2 == 0, what=modes[number % 2 == 0])
     loop.close()
     live = recording.take(final=True)
-    recording.events.close()
+    recording.close()
     tables = recording.events.take().tables("host")
     empty = {name: pl.DataFrame(schema=columns) for name, columns in SCHEMAS.items()}
-    at_load = steps_of(RunEvents(**{name: tables.get(name, frame) for name, frame in empty.items()}))
-    assert [(step.kind, step.rule) for step in live] == [(step.kind, step.rule) for step in at_load]
+    run = RunEvents(**{name: tables.get(name, frame) for name, frame in empty.items()})
+    recorded, origin_ns = {}, recording.events.origin_ns
+    for step in live:
+        start_ps, end_ps = (1000 * (ns - origin_ns) for ns in (step.start_ns, step.end_ns))
+        if step.step in recorded:  # the end of Keras' data is of the step before
+            *facts, _, _ = recorded[step.step]
+            recorded[step.step] = *facts, end_ps, 0
+        else:
+            recorded[step.step] = step.step, step.kind, step.rule, start_ps, end_ps, 1000 * (step.input_ns or 0)
+    folded = [(each.number, each.step.kind, each.step.rule, *each[1:3], each.input or 0) for each in loaded_steps(run)]
+    assert folded == [*recorded.values()]
     assert len({step.rule for step in live}) >= 4
 
 

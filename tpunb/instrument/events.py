@@ -129,7 +129,7 @@ class EventLog:
         arrays
             What a function took and returned, in its first calls.
         end_of
-            What ended with a fetch; what differs from the last compilation.
+            What a fetch or mark ended with; how a compilation differs from the last; how work was seen done.
         number
             Number of a step that the program gives.
         """

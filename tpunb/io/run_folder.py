@@ -155,6 +155,7 @@ TABLES: Mapping[str, schema.Schema] = {
 
 _READ_LATER = (OPS, EVENTS)
 _MOST_KEPT = 64 << 20  # bytes of these, on disk, that are read before they are asked for
+_MOST_FOLDED = 500_000  # events of a run that steps are made of as it is loaded, which takes seconds
 _JOURNAL = "journal"  # beside the facts of a run: the contents of its journal
 _MOST_PS, _MOST_STEP = 9 * 10**18, 2**48  # 104 days, which fit Int64, and nine years of a step each microsecond
 _COUNTS = {"step", "window", "count", "events", "bytes", "steps", "launches", "linked", "samples"}
@@ -267,6 +268,11 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         if (path := program_name(file)) in files
     }
 
+    stamp = files[RUN].stamp if _is_long(files) else None
+    named = {name: tables[name] for name in run_events.NAMED}
+    read_run_events = partial(_run_events, files[RUN], stamp, events, named, str(host), facts.pop(_JOURNAL, b""))
+    if facts.get("state") != "running" and not facts.get("lost_events"):
+        tables, ops = _judged_again(tables, ops, read_run_events, (facts.get("options") or {}).get("until"), notes)
     # a run that is not over, or was killed, lasts until its last step or window
     span_ps = span_ps or max((int(end) for end in ends if end is not None), default=0)
     stacks = Stacks(tables["stacks"], looks := tables["stack_samples"])
@@ -274,8 +280,6 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     causes = {name: tables[name] for name in ("spans", "load")}
     causes |= {name: pl.concat([tables[name], frame]) for name, frame in placed.items()}
     wall = WallClock(span_ps, complete=facts.get("causes") is True and not skipped, **causes)
-    stamp = files[RUN].stamp if _is_long(files) else None
-    named = {name: tables[name] for name in run_events.NAMED}
     read_raw = partial(_events, owner, name, raw, origin_ns, starts, skipped) if raw else None
     frame, merged, devices = aggregate.merge_steps(tables, _step_flops(facts))
     return Profile(
@@ -299,7 +303,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         ),
         read_events=read_raw,
         read_details=partial(_details, read_raw, kept) if read_raw else None,
-        read_run_events=partial(_run_events, files[RUN], stamp, events, named, str(host), facts.pop(_JOURNAL, b"")),
+        read_run_events=read_run_events,
         stored_clocks=None if clocks.is_empty() else aggregate.merge_clocks(clocks),
         read_clocks=launches.clocks,
         overhead=overhead,
@@ -430,6 +434,32 @@ def _events(
     if skipped[before:]:
         warn_user(logdir.skip_message(name, skipped[before:]), stacklevel=2)
     return frame
+
+
+def _judged_again(
+    tables: dict[str, Any], ops: pl.LazyFrame, read: Callable[[], RunEvents], until: int | None, notes: list[str]
+) -> tuple[dict[str, Any], pl.LazyFrame]:
+    """Return the tables and operations of a run, whose steps are made of its events if these are whole."""
+    from tpunb.step_stats import recorded_steps  # as in `read`
+
+    try:
+        run = read()
+    except BadProfile as error:
+        notes.append(f"the steps are those that were recorded: {format_error(error)}")
+        return tables, ops
+    if run.events.is_empty() or run.events.height > _MOST_FOLDED or not recorded_steps.are_whole(run):
+        return tables, ops
+    tables["ticks"], moved = recorded_steps.judged_again(tables["ticks"], run, until)
+    if moved is not None:
+        key, is_left = ["host", "step"], pl.col("host").ne(run.events["host"][0]) | pl.col("to").is_not_null()
+
+        def move(rows: pl.LazyFrame) -> pl.LazyFrame:
+            joined = rows.join(moved.lazy(), on=key, how="left", maintain_order="left").filter(is_left)
+            return joined.with_columns(step=pl.coalesce("to", "step")).drop("to")
+
+        tables |= {name: move(tables[name].lazy()).collect() for name in _OF_STEPS if name != OPS}
+        ops = move(ops)
+    return tables, ops
 
 
 def _details(

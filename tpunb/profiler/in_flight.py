@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from statistics import median
 
 from tpunb.instrument.sink import Result
 from tpunb.profiler.limits import LIMITS
+from tpunb.step_stats.step_fold import BY_THEN, UNTIL_THEN
 
 
 @dataclass(eq=False, slots=True)
@@ -50,9 +50,8 @@ class InFlight:
     _launched: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _closed: bool = False
-    _recent_ns: deque[int] = field(default_factory=lambda: deque(maxlen=LIMITS.typical_steps))
-    _free_ns: int = 0  # when the last estimated or known work was done
-    on_done: Callable[[int, int], object] = lambda *_: None  # takes when work was launched, and done at the latest
+    # takes when work was launched, when it was seen done, and `UNTIL_THEN` or `BY_THEN`
+    on_done: Callable[[int, int, str], object] = lambda *_: None
 
     def watch(self, result: Result | None, launched_ns: int) -> Work:
         """Return the work of a launch; it settles once it is done, at once if it is done already."""
@@ -61,7 +60,7 @@ class InFlight:
             if result is None or result.is_ready():
                 work.done_ns, work.result, work.settled = launched_ns, None, True
                 if result is not None:
-                    self.on_done(launched_ns, launched_ns)
+                    self.on_done(launched_ns, launched_ns, UNTIL_THEN)
                 return work
         if self._closed:
             work.result, work.settled = None, True
@@ -94,19 +93,6 @@ class InFlight:
         self._closed = True
         self._launched.set()
 
-    def done_ns(self, work: Work) -> int:
-        """Return when settled work was done: known, or as long after its launch as is usual; in order of launch."""
-        begin_ns = max(work.launched_ns, self._free_ns)
-        if work.done_ns is not None:
-            self._free_ns = max(work.done_ns, self._free_ns)
-            if work.done_ns > work.launched_ns:
-                self._recent_ns.append(max(0, work.done_ns - begin_ns))
-            return work.done_ns
-        usual_ns = int(median(self._recent_ns)) if self._recent_ns else 0
-        done_ns = max(work.launched_ns, min(begin_ns + usual_ns, work.by_ns or begin_ns + usual_ns))
-        self._free_ns = max(done_ns, self._free_ns)
-        return done_ns
-
     def _run(self) -> None:
         while not self._closed:
             self._launched.wait()
@@ -135,6 +121,7 @@ class InFlight:
                     work.done_ns = min(now_ns, work.by_ns or now_ns)
                 else:
                     work.by_ns = work.by_ns or self.clock()
-                self.on_done(work.launched_ns, work.done_ns or work.by_ns or 0)
+                by_then = work.done_ns is None
+                self.on_done(work.launched_ns, work.done_ns or work.by_ns or 0, BY_THEN if by_then else UNTIL_THEN)
         work.result, work.settled = None, True
         return waited

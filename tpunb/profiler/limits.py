@@ -70,7 +70,6 @@ class Limits:
     # work in flight (in_flight)
     watch_rest_s: float = 0.01  # between two waits for short steps: a hundred wakes a second; chosen
     late_launch_ns: int = 1_000_000_000  # after a step, that a launch may still belong to it; chosen
-    idle_ns: int = 5_000_000  # of the devices before a launch after a step, for which it still is of that step; chosen
     drain_s: float = 60.0  # at the end of the block, for work in flight; chosen
 
     # samples of stalls (stall_sampler)

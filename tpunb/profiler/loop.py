@@ -108,8 +108,7 @@ class Loop:
         """Record that a compiled function was called, and computes; one of the library itself begins no step."""
         fold = self.fold
         place = self.clock.events.add("call", what, function, begun_ns, now_ns, arrays=signature)
-        within = function in fold.marked or (what is not None and what.is_part_of_steps)
-        work, follows = self.clock.launch(result, now_ns, after=within)
+        work, follows = self.clock.launch(result, now_ns)
         if fold.mark is None:
             self.clock.mark_progress()
         calls = fold.calls[function]
@@ -196,6 +195,9 @@ class Loop:
         part = fold.part
         launch = part.launch if part is not None else None
         steps = fold.add(event)
+        marked = fold.mark or fold.marked_step
+        if marked is not None and marked.launch is event and event.work is not None:
+            self.clock.extend(event.work)
         if fold.part is not part:
             if fold.part is not None:
                 self.clock.boundary()
@@ -210,10 +212,11 @@ class Loop:
         if not self._launched and event.edge == "begin" and not keras_runs():
             self._note_launch("mark")
         fold = self.fold
+        ended = fold.marked_step
+        launch = None if ended is None else ended.launch
         self._record(fold.add(event))
-        for launch in fold.take_strays():
-            if launch.work is not None:
-                self.clock.extend(launch.work)
+        if ended is not None and ended.launch is not None and ended.launch is not launch:
+            self.clock.extend(ended.launch.work)
         mark = fold.mark
         return None if mark is None or mark.input is None else (mark.start, mark.input)
 

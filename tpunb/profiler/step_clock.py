@@ -15,7 +15,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import takewhile
 from statistics import median
 from threading import Thread, current_thread, get_ident
@@ -31,7 +30,7 @@ from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.stall_sampler import Progress
 from tpunb.schema import ACCOUNTS, PEERS
 from tpunb.signals import Spent
-from tpunb.step_stats.step_fold import MARKS, Event
+from tpunb.step_stats.step_fold import IDLE_NS, MARKS, NEXT, Event, StepTimes
 from tpunb.text import cut, plain
 from tpunb.training.program import user_frame
 
@@ -96,11 +95,10 @@ class OpenStep:
     next_ns: int | None = None  # when the next begins
     launched_ns: int = 0  # when its last launch returned
     work: Work | None = None  # of that launch
-    over: bool = False  # whether there was a launch since that is of no step
     owner: tuple[int, int | None] = (0, None)  # thread and task that began it
     what: What | None = None  # that marked it
     number: int | None = None  # of the program
-    begun_ns: int = 0  # when it was marked: the fetch of its batch may come before
+    begun_ns: int = 0  # when the program got on: the fetch of its batch may come before
     dispatched_ns: int = 0  # when the framework was asked to compute
 
     def launched(self, work: Work | None, now_ns: int) -> None:
@@ -139,12 +137,12 @@ class StepClock:
         self.fitted: tuple[Any, Any] | None = None  # model and data of the last fit
         self._ended: deque[OpenStep] = deque()  # `take` makes records of them
         self._last: OpenStep | None = None  # that ended, while later launches may belong to it
-        self._until_ns = 0  # end of the last record
         self.has_peers = False  # whether other ranks take part in the steps
         self._waits: deque[tuple[int, int]] = deque(maxlen=LIMITS.most_samples)  # for them: start and time
         self._launches = False  # whether there was any launch
         self.events = EventLog(user_frame)
-        self.in_flight = InFlight(on_done=partial(self.events.add, "done", None, None))
+        self.in_flight = InFlight(on_done=self._on_done)
+        self._times = StepTimes()
         self._latest: Work | None = None
         self.annotates = False  # whether the clock enters an annotation of the framework now
         self.on_step: Callable[[StepRecord], None] = lambda _: None  # called as a step ends, in the thread that trains
@@ -205,7 +203,7 @@ class StepClock:
         self._thread = get_ident()
         start_ns = self._progress_ns = monotonic_ns()
         opened = OpenStep(number, kind, start_ns, annotation, complete, explicit, rule, owner=_owner())
-        opened.what, opened.number, opened.begun_ns = what, step, begun_ns
+        opened.what, opened.number, opened.begun_ns = what, step, start_ns
         if fetch is not None:  # before the mark
             opened.start_ns, opened.input_ns = fetch
         if self._last is not None:
@@ -231,29 +229,23 @@ class StepClock:
         self._recent[step.kind].append(step.end_ns - step.start_ns)
         self.count += 1
 
-    def launch(self, result: Result | None, now_ns: int, *, after: bool = True) -> tuple[Work, bool]:
-        """Return the work of a launch, and whether the devices worked until then.
-
-        It belongs to the open step, unless that is Keras'. With `after`, it belongs to a step that has ended, if the
-        devices were not idle since.
-        """
+    def launch(self, result: Result | None, now_ns: int) -> tuple[Work, bool]:
+        """Return the work of a launch, and whether the devices, or the last marked step, worked until then."""
         self._launches = True
         before, step = self._latest, self._open or self._last
         work = self._latest = self.in_flight.watch(result, now_ns)
         free_ns = 0  # when the devices had done what was launched before
         if before is not None:
             free_ns = before.done_ns or before.by_ns or (0 if before.settled else now_ns)
-        follows = now_ns - max(free_ns, 0 if step is None else step.end_ns) < LIMITS.idle_ns
-        if step is not None and step.rule != "keras":
-            step.over = step is not self._open and (step.over or not follows)
-            if step is self._open or (after and not step.over):
-                step.launched(work, now_ns)
-        return work, follows
+        return work, now_ns - max(free_ns, 0 if step is None else step.end_ns) < IDLE_NS
 
     def extend(self, work: Work) -> None:
-        """Let work belong to the step that has ended."""
-        if self._last is not None:
-            self._last.launched(work, work.launched_ns)
+        """Let work belong to the step that is marked, or was last."""
+        if (step := self._open or self._last) is not None:
+            step.launched(work, work.launched_ns)
+
+    def _on_done(self, launched_ns: int, done_ns: int, seen: str) -> None:
+        self.events.add("done", None, None, launched_ns, done_ns, end_of=seen)
 
     @property
     def opened(self) -> OpenStep | None:
@@ -542,12 +534,15 @@ class StepClock:
             self._ended.append(ending)
             if ending.explicit and ending.complete:
                 self._last = ending
+            end_of = (NEXT if ending.lasts else None) if ending.complete else END_OF_DATA
+            self.events.add(
+                "mark", ending.what, ending.kind, ending.begun_ns, end_ns, end_of=end_of, number=ending.number
+            )
             if ending.complete:
-                self.events.add("mark", ending.what, ending.kind, ending.begun_ns, end_ns, number=ending.number)
                 self._note(ending, ending.end_ns)
                 self._recent[ending.kind].append(ending.end_ns - ending.start_ns)
                 self.count += 1
-        self._unmark(ending, end_ns, "end" if ending.complete else "drop")
+        self._unmark(ending, end_ns, "end" if ending.complete else "join")
 
     @staticmethod
     def _exit(step: OpenStep) -> None:
@@ -600,14 +595,11 @@ class StepClock:
 
     def _record(self, step: OpenStep) -> StepRecord:
         """Return a step from the end of the work before it, if it began earlier, to the end of its own."""
-        start_ns, end_ns = max(step.start_ns, self._until_ns), step.end_ns
-        if step.lasts and step.launched_ns:
-            end_ns = step.launched_ns
-        if step.work is not None:
-            end_ns = max(end_ns, self.in_flight.done_ns(step.work))
-        waited_ns = None if step.input_ns is None else max(0, step.input_ns - (start_ns - step.start_ns))
+        end_ns = step.launched_ns if step.lasts and step.launched_ns else step.end_ns
+        if (work := step.work) is not None:
+            end_ns = max(end_ns, self._times.done(work.launched_ns, work.done_ns, work.by_ns))
+        start_ns, end_ns, waited_ns = self._times.of(step.start_ns, end_ns, step.input_ns)
         record = step.record(step.host_end_ns)._replace(peers_ns=self._peers_ns(step))
-        self._until_ns = end_ns = max(start_ns, end_ns)
         if step.rule == "keras":
             return record
         return record._replace(

@@ -17,18 +17,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from math import prod
+from statistics import median
 from typing import Any, Final, NamedTuple
 
-import polars as pl
-
-from tpunb.frames.steps import RunEvents
 from tpunb.instrument.sink import Signature, What
 from tpunb.step_stats.sample_places import is_evaluation
-from tpunb.text import plain, short_time
 
 TRAIN, EVALUATION = "train", "eval"
 
@@ -36,14 +33,20 @@ LOOP_CALLS: Final = 3
 """Calls of a compiled function, from which on it is called in a loop: two may be a trial and the training."""
 IDLE_PARTS: Final = 3
 """Fetches in a row without gradients, from streams that lead to no update, before they are an evaluation."""
+IDLE_NS: Final = 5_000_000
+"""Idle time of the devices before a launch after a step, from which on it is not of that step."""
 UNSETTLED_PARTS: Final = 64
 """Parts that wait for an update of an optimizer: most batches whose gradients are accumulated."""
 
-_WHOLE = ".fit"  # ends the names of methods whose marks hold the steps of a training
 _MOST_EVENTS = 16  # of a part, that a step names
 
 MARKS: Final = {"keras": "keras", "tpunb": "mark"}
 """Rules by the library that marks a step, "annotation" of others; these fetch its batches, too."""
+NEXT: Final = "its call of the next"
+"""What ended a step that is marked by its begin alone: it lasts until its last launch, if there is any."""
+UNTIL_THEN: Final = "worked until then"
+BY_THEN: Final = "done by then"
+"""What was seen of work that was done: when, or that it was before; an earlier version did not record which."""
 _MARKED = {*MARKS.values(), "annotation"}
 
 
@@ -59,13 +62,17 @@ class Event(NamedTuple):
     arrays: Signature | None = None
     end_of: str | None = None
     number: int | None = None
-    edge: str | None = None  # of a mark: "begin", "end", or "drop" if it marks no step
+    edge: str | None = None  # of a mark: "begin", "end", "join" if it is of the step before, or "drop" if of none
     follows: bool = True  # whether the devices worked until this launch
     work: Any = None  # of this launch
 
 
-class Step(NamedTuple):
-    """A step by the time of the host, which may run ahead of its devices."""
+@dataclass(slots=True)
+class Step:
+    """A step by the time of the host, which may run ahead of its devices.
+
+    Launches after the end of a mark are added to its step as they come.
+    """
 
     kind: str
     rule: str  # of ``tpunb.schema.RULE``
@@ -77,6 +84,7 @@ class Step(NamedTuple):
     launch: Event | None  # its last
     events: tuple[Event, ...]  # that make it, in order
     number: int | None = None  # of the program
+    is_over: bool = False  # of a mark: whether there was a launch since that is of no step
 
     @property
     def is_marked(self) -> bool:
@@ -174,7 +182,8 @@ class StepFold:
     def __init__(self) -> None:
         self.part: Part | None = None  # that is not over
         self.mark: Mark | None = None  # that is open
-        self._strays = list[Event]()  # launches before the last mark that are of the step before it, if any
+        self.marked_step: Step | None = None  # the last, while launches may be added to it
+        self._last: Step | None = None  # of any rule
         self.is_marked = False  # whether the program marks its steps
         self.kind = TRAIN  # of the last step
         self.calls = Counter[str]()  # of compiled functions
@@ -201,7 +210,7 @@ class StepFold:
 
     def add(self, event: Event) -> list[Step]:
         """Return the steps that an event shows to be whole, which others may have made."""
-        if (handle := _HANDLERS.get(event.event)) is not None:
+        if (handle := HANDLERS.get(event.event)) is not None:
             handle(self, event)
         return self._made()
 
@@ -215,11 +224,6 @@ class StepFold:
     def is_idle(self) -> bool:
         """Whether no event may be of a step that is not whole yet."""
         return self.part is None and not self._parts
-
-    def take_strays(self) -> list[Event]:
-        """Return launches between two marks, right after the first, which are of its step."""
-        strays, self._strays = self._strays, []
-        return strays
 
     def _made(self) -> list[Step]:
         if not self._steps:
@@ -237,7 +241,7 @@ class StepFold:
             self.mark.input = (self.mark.input or 0) + time
             _note(self.mark.events, event)
         elif event.what is not None and event.what.library in MARKS:  # the end of what it marks
-            return
+            self._join(event.end, time)
         elif self.is_marked:
             if event.end_of:
                 self._fetch = None
@@ -279,10 +283,12 @@ class StepFold:
             self._describe(function, event.arrays)
         is_part = what is not None and what.is_part_of_steps
         if self.mark is not None:
-            self.mark.launch = event
+            if self.mark.rule != "keras":
+                self.mark.launch = event
             _note(self.mark.events, event)
             self.marked.add(function)
             return
+        self._follow(event, is_part=is_part)
         if self.is_marked and (is_part or function in self.marked or not self._is_evaluation(function)):
             return
         part = self.part
@@ -302,6 +308,14 @@ class StepFold:
             part.functions[function] = event, part.launch
             _note(part.events, event)
         part.launched(event)
+
+    def _follow(self, event: Event, *, is_part: bool) -> None:
+        """Add a launch to the marked step that has ended, if the devices were not idle since."""
+        step = self.marked_step
+        if step is not None and step.rule != "keras":
+            step.is_over = step.is_over or not event.follows
+            if not step.is_over and (is_part or event.key in self.marked):
+                step.launch = event
 
     def _on_gradient(self, event: Event) -> None:
         if isinstance(event.key, str):  # of a function, as it is traced: whatever its name, it trains
@@ -325,6 +339,7 @@ class StepFold:
 
     def _on_update(self, event: Event) -> None:
         if self.mark is not None:
+            self.mark.launch = self.mark.launch if event.work is None else event
             _note(self.mark.events, event)
         if self.is_marked or self.mark is not None:
             return
@@ -355,11 +370,24 @@ class StepFold:
             self.mark = self._begin_mark(event)
         elif mark is not None:
             self.mark = None
-            if event.edge == "end":
+            if event.edge == "join":
+                self._join(event.end, mark.input or 0)
+            elif event.edge == "end":
                 events = (*mark.events, event)
                 end, reason = event.end, f"{event.what.library if event.what else 'the program'} marks it"
-                step = Step(mark.kind, mark.rule, reason, mark.start, end, None, mark.input, mark.launch, events)
-                self._steps.append(step._replace(number=event.number))
+                if event.end_of == NEXT and mark.launch is not None:
+                    end = mark.launch.end
+                self.marked_step = Step(
+                    *(mark.kind, mark.rule, reason, mark.start, end, None, mark.input, mark.launch, events),
+                    number=event.number,
+                )
+                self._append(self.marked_step)
+
+    def _join(self, end: int, waited: int) -> None:
+        """Add time, of which it waited for input, to the last step, as nothing was left for another."""
+        self.marked_step = None
+        if (step := self._last) is not None:
+            step.end, step.input = max(step.end, end), (step.input or 0) + waited
 
     def _begin_mark(self, event: Event) -> Mark:
         rule = MARKS.get(event.what.library if event.what else "tpunb", "annotation")
@@ -372,8 +400,8 @@ class StepFold:
             if len(self._parts) + 1 < LOOP_CALLS or not self.is_marked:  # no loop
                 for part in (*self._parts, *([self.part] if self.part else [])):
                     first = next((call for call, _ in part.functions.values()), None)
-                    if first is not None and first.follows and not part.streams and part.launch is not None:
-                        self._strays.append(part.launch)
+                    if first is not None and first.follows and not part.streams and self.marked_step is not None:
+                        self.marked_step.launch = part.launch  # right after its mark
                 self.part = None
                 self._parts.clear()
             self._end_loop()
@@ -579,11 +607,15 @@ class StepFold:
         fetched = sum(part.input for part in parts) if any(part.streams for part in parts) else None
         end, following = max(first.start, last.end), last.next or last.end
         events = tuple(event for part in parts for event in part.events)
-        self._steps.append(Step(kind, rule, reason, first.start, end, following, fetched, last.launch, events))
+        self._append(Step(kind, rule, reason, first.start, end, following, fetched, last.launch, events))
+
+    def _append(self, step: Step) -> None:
+        self._last = step
+        self._steps.append(step)
 
 
 _UNKNOWN = _Arrays()
-_HANDLERS: dict[str, Callable[[StepFold, Event], None]] = {
+HANDLERS: dict[str, Callable[[StepFold, Event], None]] = {
     "fetch": StepFold._on_fetch,
     "call": StepFold._on_call,
     "gradient": StepFold._on_gradient,
@@ -598,65 +630,34 @@ def _note(events: list[Event], event: Event) -> None:
         events.append(event)
 
 
-def steps_of(run: RunEvents) -> list[Step]:
-    """Return the steps of a run from its recorded events, in the order in which they were found."""
-    steps, folds = list[Step](), dict[tuple[str, int], StepFold]()
-    for thread, event in _recorded(run):
-        fold = folds.get(thread) or folds.setdefault(thread, StepFold())
-        steps += fold.add(event)
-    return steps + [step for fold in folds.values() for step in fold.finish()]
+TYPICAL_LAUNCHES: Final = 31
+"""Launches of which it is known how long their work took, that the usual time of the others is the median of."""
 
 
-def _recorded(run: RunEvents) -> list[tuple[tuple[str, int], Event]]:
-    """Return the events that make steps, each with its host and thread, in the order in which they ended."""
-    names = {(host, number): What(*(text or "" for text in what)) for host, number, *what in run.names.rows()}
-    keys = {(host, number): name for host, number, name in run.keys.rows()}
-    arrays = {(host, number): Signature(*texts) for host, number, *texts in run.signatures.rows()}
-    of_steps = run.events.filter(pl.col("event").cast(pl.String).is_in([*_HANDLERS]))
-    rows = list[tuple[int, tuple[str, int], Event]]()
-    columns = "host", "thread", "event", "start_ps", "end_ps", "what", "place", "key", "arrays", "end_of", "number"
-    for host, thread, kind, start, end, what, place, key, signature, end_of, number, count in of_steps.select(
-        *columns, "count"
-    ).iter_rows():
-        named, of = keys.get((host, key)), names.get((host, what))
-        event = Event(kind, start, end, of, named or key, place or 0, arrays.get((host, signature)), end_of, number)
-        if kind == "mark" and (named is None or (of is not None and of.name.endswith(_WHOLE))):
-            continue  # a method that trains
-        for part in [event] if count == 1 else _spread(event, count):
-            if kind == "mark":
-                rows.append((part.start, (host, thread), part._replace(end=part.start, edge="begin")))
-                part = part._replace(edge="end")
-            rows.append((part.end, (host, thread), part))
-    rows.sort(key=lambda row: row[0])
-    return [(thread, event) for _, thread, event in rows]
+class StepTimes:
+    """When steps that come in order begin and end, as their work is done, in any unit of time.
 
+    A step begins once the work of the one before is done, and lasts until its own is. Work takes as long as is usual
+    where it is not known when it was done.
+    """
 
-def _spread(event: Event, count: int) -> list[Event]:
-    """Return events of which one row is known, since they were too frequent, as if they followed each other."""
-    ends = [event.start + (event.end - event.start) * at // count for at in range(count + 1)]
-    return [event._replace(start=start, end=end) for start, end in pairwise(ends)]
+    def __init__(self) -> None:
+        self._until = self._free = 0  # when the last step was over, and the last work done
+        self._recent = deque[int](maxlen=TYPICAL_LAUNCHES)
 
+    def done(self, launched: int, done: int | None = None, by: int | None = None) -> int:
+        """Return when work was done: as it is known, or as is usual, but by a time; launches come in order."""
+        begin = max(launched, self._free)
+        if done is None:
+            usual = begin + (int(median(self._recent)) if self._recent else 0)
+            done = max(launched, usual if by is None else min(usual, by))
+        elif done > launched:
+            self._recent.append(max(0, done - begin))
+        self._free = max(done, self._free)
+        return done
 
-class Explanations(Sequence[str]):
-    """Why each step of a run is one, of its kind, from the events that make it, in the order of the steps' numbers."""
-
-    def __init__(self, run: RunEvents) -> None:
-        self._steps = steps_of(run)
-        self._places = {number: place for _, number, *place in run.places.rows()}
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    def __getitem__(self, at: Any) -> Any:
-        step = self._steps[at]
-        lines = [f'"{step.kind}" by the rule "{step.rule}": {step.reason}', *map(self._line, step.events)]
-        return "\n".join(map(plain, lines))
-
-    def _line(self, event: Event) -> str:
-        what = event.key if event.what is None else event.what.name
-        file, line, function = self._places.get(event.place, ("", "", ""))
-        name = re.split(r"[\\/]", file)[-1]
-        place = f"  {name}:{line} in {function}" if name else ""
-        kinds = f"  ({event.arrays.takes}) -> {event.arrays.returns}" if event.arrays else ""
-        took = short_time(event.end - event.start)
-        return f"  {event.start / 1e12:10.6f} s  {took:>9}  {event.event:8} {what}{place}{kinds}"
+    def of(self, start: int, end: int, waited: int | None) -> tuple[int, int, int | None]:
+        """Return start, end and wait for input of a step, of which the host knows these and when its work was done."""
+        begin = max(start, self._until)
+        self._until = max(begin, end)
+        return begin, self._until, None if waited is None else max(0, waited - (begin - start))
