@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from tpunb import schema
-from tpunb.frames.profile import RunEvents
+from tpunb.frames.steps import RunEvents
 from tpunb.instrument.events import MOST_NAMES
 from tpunb.instrument.sink import END_OF_DATA, Signature, What
 from tpunb.step_stats.step_fold import BY_THEN, HANDLERS, IDLE_NS, Event, Step, StepFold, StepTimes
