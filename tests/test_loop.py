@@ -228,11 +228,78 @@ def test_an_evaluation_on_the_data_of_the_training_is_no_part_of_its_steps(progr
     assert len(steps) - len(trained) in (4 * batches, 4 * batches - 1)  # the last fetch may begin no step
 
 
+def test_data_that_nothing_computes_with_are_no_evaluation(program):
+    """So a trainer maps a dataset row by row before it trains."""
+    for _ in range(200):
+        program.fetch("rows")
+    program.fetch("rows", over=True)
+    program.loop.prepared()
+    for _ in range(10):
+        program.fetch("data")
+        program.learn()
+        program.update()
+    assert program.kinds() == {"train": 10}
+
+
+def test_batches_that_are_fetched_ahead_in_an_evaluation_are_of_the_training(program):
+    """So Hugging Face's Trainer fetches those of a step before it sets the model to train."""
+    program.loop.prepared()
+    for _ in range(3):
+        for number in range(5):
+            program.fetch("data")
+            program.fetch("data")
+            if number == 0:
+                program.fetch("data")  # one ahead
+            program.evaluate(on=False)
+            program.learn()
+            program.learn()
+            program.update()
+        program.fetch("data", over=True)
+        program.evaluate(on=True)
+        for _ in range(4):
+            program.fetch("validation")
+        program.fetch("validation", over=True)
+    assert program.kinds() == {"train": 15, "eval": 12}
+
+
+def test_evaluations_are_told_from_steps_whose_optimizer_is_not_known(program):
+    """So fastai updates by an optimizer of its own."""
+    program.loop.prepared()
+    for _ in range(4):
+        program.evaluate(on=False)
+        for _ in range(20):
+            program.fetch("data")
+            program.learn()
+        program.fetch("data", over=True)
+        program.evaluate(on=True)
+        for _ in range(5):
+            program.fetch("validation")
+        program.fetch("validation", over=True)
+    assert program.kinds() == {"train": 80, "eval": 20}
+
+
+def test_an_evaluation_may_set_its_mode_after_each_fetch(program):
+    """So Ignite evaluates, here on the data of the training and on others."""
+    for _ in range(3):
+        for _ in range(8):
+            program.fetch("data")
+            program.evaluate(on=False)
+            program.learn()
+            program.update()
+        program.fetch("data", over=True)
+        for stream, batches in (("data", 8), ("validation", 3)):
+            for _ in range(batches):
+                program.fetch(stream)
+                program.evaluate(on=True)
+    assert program.kinds() == {"train": 24, "eval": 33}
+
+
 @pytest.mark.parametrize("batches", [1, 2, 5])
 def test_an_evaluation_may_end_without_the_end_of_its_data(program, batches):
     """So Lightning validates: it knows the number of batches."""
     for _ in range(2):
         program.fetch("validation")
+        program.loop.prepared()
     for _ in range(3):
         for _ in range(10):
             program.fetch("data")

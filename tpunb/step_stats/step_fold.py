@@ -113,7 +113,7 @@ def _arrays_of(signature: Signature) -> _Arrays:
         {kind: n for kind, n in returns.items() if _is_array(kind)},
     )
     returns_state = 2 * sum(n for kind, n in returned.items() if kind in taken) >= max(sum(returned.values()), 1)
-    measures = bool(returns) and not returned and all(re.match(r"b?float\d+\[", kind) for kind in returns)
+    measures = bool(returns) and not returned and all(kind.endswith("]") for kind in returns)
     return _Arrays(
         returns_state, sum(takes.values()), frozenset(taken & {*returned} if returns_state else taken), measures
     )
@@ -144,7 +144,8 @@ class Part:
     updates: list[Hashable] = field(default_factory=list)  # the optimizers
     learns: bool = False  # whether gradients were taken
     learned_since: bool = False  # whether they were since the last update
-    evaluates: bool = False  # whether it began with a fetch while a model is in the mode to evaluate
+    evaluates: bool = False  # whether it began with a fetch, and a model is in the mode to evaluate
+    read_out: bool = False  # whether the end of its data was found since
     launch: Event | None = None  # the last
     is_over: bool = False  # whether there was a launch since that is of no step
     batches: int | None = None  # parts before it whose gradients it adds, once that is known
@@ -251,11 +252,13 @@ class StepFold:
                 self._fetch = event.start, time, event
         elif event.end_of:
             self._resumed = event.end
+            for each in (*self._parts, *([self.part] if self.part else [])):
+                each.read_out = each.read_out or stream in each.streams
             if self.part is not None and stream in self.part.streams:
                 self._end_part(event.end if self.part.launch is None else None)
         else:
             part = self.part
-            if part is None or part.functions or part.updates or part.learns or self._is_next(part.streams, stream):
+            if part is None or part.functions or part.updates or part.learns or self._is_next(part, stream):
                 part = self._begin_part(event.start)
                 part.evaluates = self.evaluates_since is not None
             part.streams.add(stream)
@@ -263,10 +266,11 @@ class StepFold:
             part.last = event.end
             _note(part.events, event)
 
-    def _is_next(self, streams: set[Hashable], stream: Hashable) -> bool:
+    def _is_next(self, part: Part, stream: Hashable) -> bool:
         """Return whether a fetch from a stream begins a part, rather than adds to the batches of one."""
+        streams = part.streams
         if streams & self._trained or not streams:
-            return stream in streams
+            return stream in streams or (part.evaluates and bool(streams))
         # a validation, as some trainers end it without having found the end of its data
         alone = stream in self._trained and frozenset({stream}) in self._whole
         return stream in streams or frozenset(streams) in self._whole or alone
@@ -361,6 +365,8 @@ class StepFold:
     def _on_mode(self, event: Event) -> None:
         if event.what is not None and event.what.name.endswith(".eval"):
             self.evaluates_since = self.evaluates_since or event.end
+            if (part := self.part) is not None and not (part.learns or part.updates or part.functions):
+                part.evaluates = True  # its batch was fetched first
         else:
             self.evaluates_since = None
 
@@ -498,7 +504,7 @@ class StepFold:
         streams = last.streams or self._trained  # the end of data may be found before the last step
         while first and (parts[first - 1].streams & streams or parts[first - 1].learns):
             first -= 1
-        while parts[first].evaluates and first < len(parts) - 1:  # on the data of the training
+        while parts[first].evaluates and parts[first].read_out and first < len(parts) - 1:  # on data of the training
             first += 1
         for part in parts[:first]:
             self._add([part], EVALUATION, "fetches", "its batches led to no update")
@@ -585,20 +591,25 @@ class StepFold:
             many = len(learning) >= UNSETTLED_PARTS
             if not (many or final or (self._by_gradients and not self._optimizers)):
                 return False
-            kind, reason = TRAIN, "gradients were taken, and no optimizer is known"
             self._by_gradients = self._by_gradients or many
+        elif not (self.has_model or self.calls or self._optimizers):  # nothing computes: the program looks at its data
+            self._parts.clear()
+            return True
         else:
-            kind, reason = EVALUATION, "batches in a row led to no gradients"
             streams = {stream for part in self._parts for stream in part.streams}
             # several batches for one step may be fetched at once; `_update` says so
             certain = streams <= self._evaluated or (self._trained and not streams & self._trained)
             if len(learning) < (IDLE_PARTS if certain else UNSETTLED_PARTS) and not final:
                 return False
             self._evaluated |= streams - self._trained
+        self._trained |= {stream for part in self._parts if part.learns for stream in part.streams}
         while self._parts:
             part = self._parts.popleft()
-            if part.learns or (kind == EVALUATION and (part.evaluates or not part.streams & self._trained)):
-                self._add([part], kind, "fetches" if part.streams else "gradients", reason)
+            rule = "fetches" if part.streams else "gradients"
+            if part.learns:
+                self._add([part], TRAIN, rule, "gradients were taken, and no optimizer is known")
+            elif part.evaluates or not part.streams & self._trained:
+                self._add([part], EVALUATION, rule, "batches in a row led to no gradients")
         return True
 
     def _add(self, parts: list[Part], kind: str, rule: str, reason: str) -> None:
