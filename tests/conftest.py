@@ -22,6 +22,7 @@ from once import FOLDER, close
 from xdist.scheduler import LoadFileScheduling
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("POLARS_MAX_THREADS", "1")  # of each process: frames are small
 os.environ.setdefault("TPUNB_CACHE", "off")  # the user's cache is not used
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # 200 processes need not compile the same modules
 sys.dont_write_bytecode = False
@@ -79,8 +80,8 @@ def _end_the_run():
 
 
 def pytest_xdist_auto_num_workers():
-    """Return one worker more than there are cores: some of them wait for a browser or another process."""
-    return (os.cpu_count() or 1) + 1
+    """Return two workers more than there are cores: most live tests wait for a browser, a process or a window."""
+    return (os.cpu_count() or 1) + 2
 
 
 class Scheduling(LoadFileScheduling):

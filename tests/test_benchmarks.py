@@ -221,6 +221,7 @@ NEEDS = {
     "goodput.py": ("tensorflow", "jax", "orbax"),
     "jobs.py": ("TPUNB_DATA",),
     "launchers.py": ("torch", "jax"),
+    "live_loader.py": ("torch",),
     "loading.py": ("xprof", "jax"),
     "overhead.py": ("tensorflow", "jax", "torch"),
     "paper.py": ("tensorflow", "two cores"),
@@ -259,23 +260,24 @@ def quick(name):
     return "\n".join(said), json.loads(last)
 
 
-def claimed():
-    """Return the scripts that the table of claims in README names."""
-    table = (
-        README.read_text(encoding="utf-8").partition("\n## Claims and how to reproduce them\n")[2].partition("\n## ")[0]
-    )
-    return sorted({*re.findall(r"`python benchmarks/(\w+\.py)`", table)})
+def claimed(*pages):
+    """Return the scripts that pages name: README, and those of the documentation."""
+    texts = (page.read_text(encoding="utf-8") for page in pages)
+    return sorted({name for text in texts for name in re.findall(r"`(?:python )?benchmarks/(\w+\.py)", text)})
 
 
-def test_the_table_of_claims_is_read_whole():
-    named = {*re.findall(r"benchmarks/(\w+\.py)", README.read_text(encoding="utf-8"))}
-    assert {*claimed()} == named
-    assert len(named) >= 19
-    assert named <= {path.name for path in FOLDER.glob("*.py")}
+DOCUMENTED = claimed(README, *README.parent.glob("docs/*.md"))
+
+
+def test_the_table_of_claims_names_scripts_that_exist():
+    table = README.read_text(encoding="utf-8").partition("\n## Claims and how to reproduce them\n")[2]
+    assert {*claimed(README)} == {*re.findall(r"`python benchmarks/(\w+\.py)`", table.partition("\n## ")[0])}
+    assert len(claimed(README)) >= 19
+    assert {*DOCUMENTED} <= {path.name for path in FOLDER.glob("*.py")}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", claimed())
+@pytest.mark.parametrize("name", DOCUMENTED)
 def test_a_script_that_a_claim_names_runs_by_its_quick_form(name):
     _, last = quick(name)
     assert isinstance(last, dict)

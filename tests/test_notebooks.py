@@ -94,7 +94,9 @@ def test_a_notebook_runs_without_an_error_or_a_warning(executed, name):
     assert [output.text for output in outputs if output.get("name") == "stderr"] == []
 
 
-@pytest.mark.parametrize("name", READING)
+@pytest.mark.parametrize(
+    "name", [READING[0], *(pytest.param(name, marks=pytest.mark.slow) for name in READING[1:])]
+)  # the result of the others, which takes 15 s, is computed once for their first cell
 def test_a_notebook_that_only_reads_runs_without_a_kernel(name):
     values, printed = read_here(name)
     assert len(values) > (5 if name in PAPER else 9)

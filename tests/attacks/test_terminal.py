@@ -76,7 +76,7 @@ def test_names_in_json_are_the_same_in_ascii(text):
 @pytest.mark.live
 @pytest.mark.parametrize("redirected", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_change_no_exit_code(redirected):
-    shown = tpunb(COMMANDS["report"], redirected)
+    shown = tpunb(COMMANDS["runs"], redirected)
     assert (shown.returncode, shown.stderr) == (0, b"")
     assert bool(shown.stdout) == (redirected == "2>&-")
     wrong = tpunb(COMMANDS["wrong"], redirected)
@@ -84,7 +84,7 @@ def test_closed_streams_change_no_exit_code(redirected):
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("name", ["report", "help"])
+@pytest.mark.parametrize("name", ["runs", "help"])
 def test_a_pipe_without_a_reader_ends_a_command_quietly(name):
     shown = tpunb(COMMANDS[name], "| (exec <&-; sleep 1); exit ${PIPESTATUS[0]}")
     assert (shown.returncode in (0, 141), shown.stderr) == (True, b"")
@@ -95,7 +95,7 @@ def test_a_pipe_without_a_reader_ends_a_command_quietly(name):
 @pytest.mark.live
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_full_disk_is_one_line_and_65():
-    shown = tpunb(COMMANDS["report"], ">/dev/full")
+    shown = tpunb(COMMANDS["runs"], ">/dev/full")
     assert (shown.returncode, shown.stderr.count(b"\n")) == (65, 1)
     assert shown.stderr.startswith(b"tpunb: OSError: ")
 
