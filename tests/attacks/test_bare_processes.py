@@ -71,7 +71,8 @@ def test_code_is_not_loaded_from_a_folder_that_another_user_made(as_nobody):
 
 def test_a_folder_that_cannot_be_written_leaves_the_run_in_memory(as_nobody):
     run, _ = as_nobody
-    seen = run(f"{STAND_IN}\n{TRAINED}print(len(tp.load(run).stored.frame))", "/nonexistent/run")
+    clock = "opened = lambda: tp.capture(folder, source=StandIn(), schedule=tp.Schedule.ticks())"  # compiles no loop
+    seen = run(f"{STAND_IN}\n{clock}\n{TRAINED}print(len(tp.load(run).stored.frame))", "/nonexistent/run")
     assert seen.returncode == 0
     assert seen.stdout.startswith("memory://")
     assert seen.stdout.endswith(" finished\n50\n")
