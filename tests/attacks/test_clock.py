@@ -184,8 +184,7 @@ def in_keras(run, jump):
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("by_s", [-3600, 86_400])
-@pytest.mark.parametrize("training", [in_torch, in_jax, in_keras])
+@pytest.mark.parametrize(("training", "by_s"), [(in_torch, -3600), (in_jax, 86_400), (in_keras, -3600)])
 def test_a_training_across_a_jump_has_its_steps_and_its_length(tmp_path, system_clock, training, by_s):
     def jump():
         system_clock.by_s = by_s

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import psutil
 import pytest
-from optional import lazy
+from warm_python import TORCH, warm_python
 
 import tpunb as tp
 from tpunb import schema
@@ -20,7 +20,6 @@ from tpunb.profiler.stall_sampler import ProcessLoad
 from tpunb.profiler.step_clock import OpenStep, StepClock
 from tpunb.schema import PEERS
 
-torch = lazy("torch")
 MS = 10**9
 SLOW_LINE = "train.py:7 in load ← time.sleep"
 
@@ -280,7 +279,7 @@ def load(rank):
 
 def train(rank):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}-meets", rank=rank, world_size=2)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(30):
@@ -298,16 +297,18 @@ with tp.capture(f"{sys.argv[1]}/rank{rank}", schedule=tp.Schedule.ticks()):
 
 
 @pytest.mark.live
-def test_two_ranks_by_torchrun_name_the_slow_one(tmp_path):
-    assert torch.distributed.is_available()
+def test_two_ranks_name_the_slow_one(tmp_path):
+    pytest.importorskip("torch")
     program = tmp_path / "ddp.py"
     program.write_text(TRAIN)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    run = subprocess.run(
-        [*launch, str(program), str(tmp_path / "job")],
-        capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
+    command = [*warm_python(TORCH), str(program), str(tmp_path / "job")]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+    processes = [
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**variables, "RANK": str(rank)})
+        for rank in range(2)
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
     steps = tp.steps(tmp_path / "job")
     assert steps.frame.group_by("host").len()["len"].to_list() == [30, 30]
     assert steps.frame["peers_ps"].count() == 60
