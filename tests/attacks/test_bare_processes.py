@@ -3,11 +3,13 @@
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from attacked_programs import STAND_IN, TESTS, ended, facts
+from warm_python import JAX, NOTEBOOK, warm_python
 
 import tpunb as tp
 
@@ -93,7 +95,8 @@ def limited(*arguments):
 threading._start_new_thread = limited
 {TRAINED}
 """
-    seen = ended(f"{STAND_IN}\n{program}", tmp_path / "run")
+    python = warm_python(NOTEBOOK) if started else [sys.executable]
+    seen = ended(f"{STAND_IN}\n{program}", tmp_path / "run", python=python)
     assert (seen.returncode, seen.stdout) == (0, f"{tmp_path / 'run'} finished\n")
     assert "Traceback" not in seen.stderr
     assert seen.stderr.count("the capture has fewer threads") == (started < 4)
@@ -120,7 +123,7 @@ with tp.capture(sys.argv[1], source=StandIn()):
         w = step(w)
 print("trained")
 """
-    seen = ended(program, tmp_path / "run")
+    seen = ended(program, tmp_path / "run", python=warm_python(JAX))
     assert (seen.returncode, seen.stdout) == (0, "trained\n")
     assert "Traceback" not in seen.stderr
     assert facts(tmp_path / "run")["state"] == "finished"

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 from attacked_programs import STAND_IN, TORCH, ended, facts
+from warm_python import NOTEBOOK, warm_python
 from warm_python import TORCH as TORCH_MODULES
-from warm_python import warm_python
 
 import tpunb as tp
 
@@ -42,9 +42,11 @@ threading.Thread(target=forever, daemon=True).start(); time.sleep(0.2)""",
 }
 
 
-@pytest.mark.parametrize(("program", "code"), LEFT_OPEN.values(), ids=LEFT_OPEN)
-def test_a_block_left_open_ends_with_the_program(tmp_path, program, code):
-    seen = ended(f"{STAND_IN}\n{program}", tmp_path / "run")
+@pytest.mark.parametrize("name", LEFT_OPEN)
+def test_a_block_left_open_ends_with_the_program(tmp_path, name):
+    program, code = LEFT_OPEN[name]
+    python = [sys.executable] if name == "entered" else warm_python(NOTEBOOK)
+    seen = ended(f"{STAND_IN}\n{program}", tmp_path / "run", python=python)
     assert seen.returncode == code
     assert not seen.stdout
     assert "tpunb" not in seen.stderr
@@ -113,7 +115,7 @@ print(run.status.steps)
     [("import os; os._exit(5)", 5), ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM)],
 )
 def test_the_steps_are_there_of_a_process_that_ends_without_its_interpreter(tmp_path, end, code):
-    seen = ended(f"{STAND_IN}\n{ENTERED}\n{end}", tmp_path / "run")
+    seen = ended(f"{STAND_IN}\n{ENTERED}\n{end}", tmp_path / "run", python=warm_python(NOTEBOOK))
     assert (seen.returncode, seen.stderr) == (code, "")
     assert tp.load(tmp_path / "run").stored.frame["step"].to_list() == [*range(50)]
 
