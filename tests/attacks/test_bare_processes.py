@@ -21,6 +21,10 @@ with opened() as run:
     train(run, range(50))
 print(run.path, run.status.state)
 """
+BY_CLOCK = f"{STAND_IN}\nopened = lambda: tp.capture(folder, source=StandIn(), schedule=tp.Schedule.ticks())\n{TRAINED}"
+"""Without windows, for whose loops this user's processes have no compiled code."""
+LOOP = "import numpy as np; from tpunb.frames.sparse_loops import counts; counts(np.zeros(1, np.int32), 1)"
+"""Compiles a loop."""
 
 
 @pytest.fixture
@@ -51,12 +55,11 @@ def installed(root):
 @pytest.mark.parametrize("cache", ["", "/nonexistent/cache"])
 def test_without_a_home_loops_are_kept_in_a_folder_of_this_user_alone(as_nobody, cache):
     run, own = as_nobody
-    seen = run(f"{STAND_IN}\n{TRAINED}", own / "run", TPUNB_CACHE=cache)
+    seen = run(BY_CLOCK, own / "run", TPUNB_CACHE=cache)
     assert (seen.returncode, seen.stdout, seen.stderr) == (0, f"{own}/run finished\n", "")
     assert tp.load(own / "run").stored.frame["step"].to_list() == [*range(50)]
     kept = own / f"tpunb-{NOBODY}"
-    code = "import numpy as np; from tpunb.frames.sparse_loops import counts; counts(np.zeros(1, np.int32), 1)"
-    assert run(code, TPUNB_CACHE=cache).returncode == 0
+    assert run(LOOP, TPUNB_CACHE=cache).returncode == 0
     assert stat.S_IMODE(kept.stat().st_mode) == 0o700
     assert [*kept.rglob("*.nbc")]
 
@@ -66,15 +69,14 @@ def test_code_is_not_loaded_from_a_folder_that_another_user_made(as_nobody):
     strange = own / f"tpunb-{NOBODY}"
     strange.mkdir()
     strange.chmod(0o777)
-    seen = run(f"{STAND_IN}\n{TRAINED}", own / "run")
+    seen = run(LOOP)
     assert (seen.returncode, seen.stderr) == (0, "")
     assert not [*strange.iterdir()]
 
 
 def test_a_folder_that_cannot_be_written_leaves_the_run_in_memory(as_nobody):
     run, _ = as_nobody
-    clock = "opened = lambda: tp.capture(folder, source=StandIn(), schedule=tp.Schedule.ticks())"  # compiles no loop
-    seen = run(f"{STAND_IN}\n{clock}\n{TRAINED}print(len(tp.load(run).stored.frame))", "/nonexistent/run")
+    seen = run(f"{BY_CLOCK}print(len(tp.load(run).stored.frame))", "/nonexistent/run")
     assert seen.returncode == 0
     assert seen.stdout.startswith("memory://")
     assert seen.stdout.endswith(" finished\n50\n")

@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 import pytest
 from optional import lazy
+from warm_python import JAX, warm_python
 
 import tpunb as tp
 from tpunb.instrument import listening, registry
@@ -359,7 +360,7 @@ def run_of(folder, code, *words):
     (folder / "program.py").write_text(code)
     names = {name: value for name, value in os.environ.items() if not name.startswith("TPUNB_RUN")}
     environment = names | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, *words, "program.py"]
+    command = [*([sys.executable] if words else warm_python(JAX)), *words, "program.py"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
