@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -147,12 +148,15 @@ def identifiers(source):
             yield node.name, node.lineno
 
 
+@cache
+def words(name):
+    """Return the words that an identifier consists of."""
+    return {word.lower() for word in re.split(r"_+|(?<=[a-z])(?=[A-Z])", name)}
+
+
 def nameless(source):
     """Return the identifiers of which a part is a word that says nothing."""
-    parts = {
-        name: {part.lower() for part in re.split(r"_+|(?<=[a-z])(?=[A-Z])", name)} for name, _ in identifiers(source)
-    }
-    return [(name, line) for name, line in identifiers(source) if parts[name] & NAMELESS]
+    return [(name, line) for name, line in identifiers(source) if words(name) & NAMELESS]
 
 
 def test_identifiers_name_their_content():
