@@ -14,7 +14,7 @@ from tpunb.training.fit_start import FitStart
 
 
 class Guarded:
-    """What is saved as it trains: it goes on where saving fails."""
+    """What is saved as it trains: the training continues where saving fails."""
 
     failed = False  # what is `guarded` has ended with an error
     guards = "saving"
