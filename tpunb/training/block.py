@@ -34,8 +34,7 @@ class Guarded:
             if self.must_end(error):
                 raise
             self.failed = True
-            line = f"{self.guards} ended with an error, and training continues: {format_error(error)}"
-            warn_user(line, stacklevel=2)
+            warn_user(f"{self.guards} ended with an error, and training continues: {format_error(error)}", stacklevel=2)
             return default
 
 
