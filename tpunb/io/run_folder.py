@@ -66,8 +66,9 @@ from tpunb.instrument import events as run_events
 from tpunb.io import parquet, storage
 from tpunb.io.storage import Location
 from tpunb.protobuf import LIMIT
-from tpunb.step_stats.numbering import Change, numbered
+from tpunb.step_stats.numbering import Change, judged_again, numbered
 from tpunb.step_stats.sample_places import Stacks, placed_samples, placed_stalls
+from tpunb.step_stats.step_fold import are_whole
 from tpunb.text import cut, duration, format_error, plain, plural
 
 RUN, DEVICE, TAIL, LATEST, LOCK = "run.json", "device.json", "ticks.parquet", "latest.bin", ".lock"
@@ -440,16 +441,14 @@ def _judged_again(
     tables: dict[str, Any], ops: pl.LazyFrame, read: Callable[[], RunEvents], until: int | None, notes: list[str]
 ) -> tuple[dict[str, Any], pl.LazyFrame]:
     """Return the tables and operations of a run, whose steps are made of its events if these are whole."""
-    from tpunb.step_stats import recorded_steps  # as in `read`
-
     try:
         run = read()
     except BadProfile as error:
         notes.append(f"the steps are those that were recorded: {format_error(error)}")
         return tables, ops
-    if run.events.is_empty() or run.events.height > _MOST_FOLDED or not recorded_steps.are_whole(run):
+    if run.events.is_empty() or run.events.height > _MOST_FOLDED or not are_whole(run):
         return tables, ops
-    tables["ticks"], moved = recorded_steps.judged_again(tables["ticks"], run, until)
+    tables["ticks"], moved = judged_again(tables["ticks"], run, until)
     if moved is not None:
         key, is_left = ["host", "step"], pl.col("host").ne(run.events["host"][0]) | pl.col("to").is_not_null()
 

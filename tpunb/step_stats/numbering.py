@@ -10,10 +10,16 @@ from collections.abc import Callable, Mapping
 
 import polars as pl
 
+from tpunb import schema
+from tpunb.frames.steps import RunEvents
+from tpunb.step_stats.step_fold import loaded_steps
+
 Tables = Mapping[str, pl.DataFrame]
 Change = Callable[[pl.DataFrame], pl.DataFrame]
 
 _KEY = ["host", "step"]
+_MEASURED = ("input_ps", "callbacks_ps", "dispatch_ps", "peers_ps")
+_MICROSECOND = 1_000_000
 
 BY_ORDER = ("module", "calls")
 """Rules that number the steps of a host by their order in its profile."""
@@ -43,6 +49,66 @@ class StepNumbering:
             self._offset = self._last + 1 - first
         self._last = last + self._offset
         return intervals.with_columns(pl.col("step") + self._offset)
+
+
+def judged_again(
+    ticks: pl.DataFrame, run: RunEvents, until: int | None = None
+) -> tuple[pl.DataFrame, pl.DataFrame | None]:
+    """Return the rows of ``TICKS`` of `loaded_steps`, and (host, step, to) of the recorded ones that are still steps.
+
+    The second is None if all are, and none has another number. What was measured in a recorded step is of the loaded
+    step that it is in the midst of. Times that differ by less than a microsecond, which events lack, are as recorded;
+    likewise those of runs of an earlier version, whose events do not say when work was done.
+    """
+    measured = [pl.when(pl.col(name).count() > 0).then(pl.col(name).sum()).name.keep() for name in _MEASURED]
+    recorded = ticks.group_by("host", "step", maintain_order=True).agg(
+        pl.col("found_by").first(),
+        pl.col("start_ps").min().alias("from_ps"),
+        pl.col("end_ps").max().alias("until_ps"),
+        *measured,
+    )
+    columns: schema.Schema = {"to": pl.Int64(), "kind": pl.String(), "rule": pl.String()}
+    columns |= dict.fromkeys(("start_ps", "end_ps", "waited_ps"), pl.Int64())
+    steps = loaded_steps(run, until)
+    rows = [(step.number, step.kind, step.rule, step.start, step.end, step.input) for step in steps]
+    loaded = pl.DataFrame(rows, columns, orient="row")
+    if unchanged := recorded["step"].equals(loaded["to"]) and recorded["found_by"].equals(loaded["rule"]):
+        moved = recorded.with_columns(to="step", same=pl.lit(value=True))
+    else:
+        moved = _moved(recorded, loaded)
+    sums = moved.group_by("to").agg(
+        pl.col("from_ps", "until_ps").filter("same").first(), *measured, same=pl.col("same").all() & (pl.len() == 1)
+    )
+    has_ends = run.events.filter(pl.col("event") == "done")["end_of"].null_count() == 0
+    same = [
+        (pl.col(name) - pl.col(by)).abs().lt(_MICROSECOND) if has_ends else pl.col(name).is_not_null()
+        for name, by in (("from_ps", "start_ps"), ("until_ps", "end_ps"))
+    ]
+    found = loaded.join(sums, on="to", how="left", maintain_order="left").select(
+        host=pl.lit(run.events["host"][0]),
+        step="to",
+        kind="kind",
+        start_ps=pl.when(same[0]).then("from_ps").otherwise("start_ps"),
+        end_ps=pl.when(same[1]).then("until_ps").otherwise("end_ps"),
+        input_ps=pl.when("same").then("input_ps").otherwise("waited_ps"),
+        callbacks_ps="callbacks_ps",
+        dispatch_ps="dispatch_ps",
+        found_by="rule",
+        peers_ps="peers_ps",
+    )
+    return found, None if unchanged else moved.filter("same").unique("to").select("host", "step", "to")
+
+
+def _moved(recorded: pl.DataFrame, loaded: pl.DataFrame) -> pl.DataFrame:
+    """Return the recorded steps that are in the midst of a loaded one, with its number, and whether it is the same."""
+    middle = (pl.col("start_ps") + pl.col("end_ps")) // 2
+    loaded = loaded.select("to", "start_ps", "end_ps", middle_ps=middle).sort("start_ps")
+    at = (pl.col("from_ps") + pl.col("until_ps")) // 2
+    moved = recorded.with_columns(at_ps=at).sort("at_ps").join_asof(loaded, left_on="at_ps", right_on="start_ps")
+    moved = moved.filter(pl.col("at_ps") <= pl.col("end_ps"))
+    middles = loaded["middle_ps"].sort()
+    within = middles.search_sorted(moved["until_ps"], "right") - middles.search_sorted(moved["from_ps"], "left")
+    return moved.with_columns(same=(within == 1) & pl.col("middle_ps").is_between("from_ps", "until_ps"))
 
 
 def numbered(tables: Tables) -> tuple[Tables, list[Change]]:

@@ -21,7 +21,7 @@ from tpunb.frames.steps import NO_STEPS
 from tpunb.step_stats import boundaries, breakdown, launches, op_names
 from tpunb.step_stats.collectives import collectives, of_ops
 from tpunb.step_stats.ops import assign, find, instructions, map_names, parts, place, totals, with_calls
-from tpunb.step_stats.recorded_steps import Explanations
+from tpunb.step_stats.step_fold import Explanations
 from tpunb.text import plural
 
 StepRule = Callable[[Profile], pl.DataFrame]
