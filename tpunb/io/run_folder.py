@@ -406,7 +406,9 @@ def _run_events(
     journal: bytes,
 ) -> RunEvents:
     """Return the events of a run in the order in which they ended, with those that the journal alone has."""
-    events = _collected(run, stamp, rows, EVENTS)
+    events = _collected(run, stamp, rows, EVENTS).sort("end_ps", maintain_order=True)
+    if not journal:  # the run is over
+        return RunEvents(events, **named)
     lines = (journal[at : at + _NAME].rstrip(b" \0\n") for at in range(_NAMES_FROM, len(journal), _NAME))
     later, reasons = run_events.named_of(lines, host)
     latest = run_events.frame_of(journal[_EVENTS_FROM:_NAMES_FROM], host, reasons)

@@ -60,31 +60,31 @@ def judged_again(
     step that it is in the midst of. Times that differ by less than a microsecond, which events lack, are as recorded;
     likewise those of runs of an earlier version, whose events do not say when work was done.
     """
-    measured = [pl.when(pl.col(name).count() > 0).then(pl.col(name).sum()).name.keep() for name in _MEASURED]
-    recorded = ticks.group_by("host", "step", maintain_order=True).agg(
-        pl.col("found_by").first(),
-        pl.col("start_ps").min().alias("from_ps"),
-        pl.col("end_ps").max().alias("until_ps"),
-        *measured,
-    )
+    sums = [pl.when(pl.col(name).count() > 0).then(pl.col(name).sum()).name.keep() for name in _MEASURED]
+    recorded = ticks.select("host", "step", "found_by", *_MEASURED, from_ps="start_ps", until_ps="end_ps")
+    if recorded["step"].is_duplicated().any():
+        ends = pl.col("from_ps").min(), pl.col("until_ps").max()
+        recorded = recorded.group_by(_KEY, maintain_order=True).agg(pl.col("found_by").first(), *ends, *sums)
     columns: schema.Schema = {"to": pl.Int64(), "kind": pl.String(), "rule": pl.String()}
     columns |= dict.fromkeys(("start_ps", "end_ps", "waited_ps"), pl.Int64())
     steps = loaded_steps(run, until)
     rows = [(step.number, step.kind, step.rule, step.start, step.end, step.input) for step in steps]
     loaded = pl.DataFrame(rows, columns, orient="row")
-    if unchanged := recorded["step"].equals(loaded["to"]) and recorded["found_by"].equals(loaded["rule"]):
-        moved = recorded.with_columns(to="step", same=pl.lit(value=True))
+    moved = None
+    if recorded["step"].equals(loaded["to"]) and recorded["found_by"].equals(loaded["rule"]):
+        loaded = loaded.hstack(recorded.with_columns(same=pl.lit(value=True)))
     else:
         moved = _moved(recorded, loaded)
-    sums = moved.group_by("to").agg(
-        pl.col("from_ps", "until_ps").filter("same").first(), *measured, same=pl.col("same").all() & (pl.len() == 1)
-    )
+        times, alone = pl.col("from_ps", "until_ps").filter("same").first(), pl.col("same").all() & (pl.len() == 1)
+        measured = moved.group_by("to").agg(times, *sums, same=alone)
+        loaded = loaded.join(measured, on="to", how="left", maintain_order="left")
+        moved = moved.filter("same").unique("to").select(*_KEY, "to")
     has_ends = run.events.filter(pl.col("event") == "done")["end_of"].null_count() == 0
     same = [
         (pl.col(name) - pl.col(by)).abs().lt(_MICROSECOND) if has_ends else pl.col(name).is_not_null()
         for name, by in (("from_ps", "start_ps"), ("until_ps", "end_ps"))
     ]
-    found = loaded.join(sums, on="to", how="left", maintain_order="left").select(
+    found = loaded.select(
         host=pl.lit(run.events["host"][0]),
         step="to",
         kind="kind",
@@ -96,7 +96,7 @@ def judged_again(
         found_by="rule",
         peers_ps="peers_ps",
     )
-    return found, None if unchanged else moved.filter("same").unique("to").select("host", "step", "to")
+    return found, moved
 
 
 def _moved(recorded: pl.DataFrame, loaded: pl.DataFrame) -> pl.DataFrame:

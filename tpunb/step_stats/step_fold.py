@@ -19,7 +19,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from math import prod
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -623,7 +623,7 @@ class StepFold:
         self.kind = kind
         fetched = sum(part.input for part in parts) if any(part.streams for part in parts) else None
         end, following = max(first.start, last.end), last.next or last.end
-        events = tuple(event for part in parts for event in part.events)
+        events = tuple(first.events if first is last else chain.from_iterable(part.events for part in parts))
         self._append(Step(kind, rule, reason, first.start, end, following, fetched, last.launch, events))
 
     def _append(self, step: Step) -> None:
