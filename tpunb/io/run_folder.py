@@ -68,7 +68,7 @@ from tpunb.io.storage import Location
 from tpunb.protobuf import LIMIT
 from tpunb.step_stats.numbering import Change, judged_again, numbered
 from tpunb.step_stats.sample_places import Stacks, placed_samples, placed_stalls
-from tpunb.step_stats.step_fold import are_whole
+from tpunb.step_stats.step_fold import Explanations, are_whole
 from tpunb.text import cut, duration, format_error, plain, plural
 
 RUN, DEVICE, TAIL, LATEST, LOCK = "run.json", "device.json", "ticks.parquet", "latest.bin", ".lock"
@@ -272,8 +272,10 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     stamp = files[RUN].stamp if _is_long(files) else None
     named = {name: tables[name] for name in run_events.NAMED}
     read_run_events = partial(_run_events, files[RUN], stamp, events, named, str(host), facts.pop(_JOURNAL, b""))
+    options = facts.get("options")
+    until = options.get("until") if isinstance(options, dict) and isinstance(options.get("until"), int) else None
     if facts.get("state") != "running" and not facts.get("lost_events"):
-        tables, ops = _judged_again(tables, ops, read_run_events, (facts.get("options") or {}).get("until"), notes)
+        tables, ops = _judged_again(tables, ops, read_run_events, until, notes)
     # a run that is not over, or was killed, lasts until its last step or window
     span_ps = span_ps or max((int(end) for end in ends if end is not None), default=0)
     stacks = Stacks(tables["stacks"], looks := tables["stack_samples"])
@@ -301,6 +303,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
             wall=wall,
             device=_device(files),
             steps_before=facts.get("steps_before"),
+            read_explanations=lambda: Explanations(read_run_events(), until),
         ),
         read_events=read_raw,
         read_details=partial(_details, read_raw, kept) if read_raw else None,
@@ -445,12 +448,12 @@ def _judged_again(
     """Return the tables and operations of a run, whose steps are made of its events if these are whole."""
     try:
         run = read()
-    except BadProfile as error:
+        if run.events.is_empty() or run.events.height > _MOST_FOLDED or not are_whole(run):
+            return tables, ops
+        tables["ticks"], moved = judged_again(tables["ticks"], run, until)
+    except (OverflowError, *_UNREADABLE) as error:  # damaged, or what no program does
         notes.append(f"the steps are those that were recorded: {format_error(error)}")
         return tables, ops
-    if run.events.is_empty() or run.events.height > _MOST_FOLDED or not are_whole(run):
-        return tables, ops
-    tables["ticks"], moved = judged_again(tables["ticks"], run, until)
     if moved is not None:
         key, is_left = ["host", "step"], pl.col("host").ne(run.events["host"][0]) | pl.col("to").is_not_null()
 

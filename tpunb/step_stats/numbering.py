@@ -12,7 +12,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.frames.steps import RunEvents
-from tpunb.step_stats.step_fold import loaded_steps
+from tpunb.step_stats.step_fold import steps_of
 
 Tables = Mapping[str, pl.DataFrame]
 Change = Callable[[pl.DataFrame], pl.DataFrame]
@@ -54,7 +54,7 @@ class StepNumbering:
 def judged_again(
     ticks: pl.DataFrame, run: RunEvents, until: int | None = None
 ) -> tuple[pl.DataFrame, pl.DataFrame | None]:
-    """Return the rows of ``TICKS`` of `loaded_steps`, and (host, step, to) of the recorded ones that are still steps.
+    """Return the rows of ``TICKS`` of `steps_of`, and (host, step, to) of the recorded ones that are still steps.
 
     The second is None if all are, and none has another number. What was measured in a recorded step is of the loaded
     step that it is in the midst of. Times that differ by less than a microsecond, which events lack, are as recorded;
@@ -67,7 +67,7 @@ def judged_again(
         recorded = recorded.group_by(_KEY, maintain_order=True).agg(pl.col("found_by").first(), *ends, *sums)
     columns: schema.Schema = {"to": pl.Int64(), "kind": pl.String(), "rule": pl.String()}
     columns |= dict.fromkeys(("start_ps", "end_ps", "waited_ps"), pl.Int64())
-    steps = loaded_steps(run, until)
+    steps = steps_of(run, until)
     rows = [(step.number, step.kind, step.rule, step.start, step.end, step.input) for step in steps]
     loaded = pl.DataFrame(rows, columns, orient="row")
     moved = None

@@ -21,7 +21,6 @@ from tpunb.frames.steps import NO_STEPS
 from tpunb.step_stats import boundaries, breakdown, launches, op_names
 from tpunb.step_stats.collectives import collectives, of_ops
 from tpunb.step_stats.ops import assign, find, instructions, map_names, parts, place, totals, with_calls
-from tpunb.step_stats.step_fold import Explanations
 from tpunb.text import plural
 
 StepRule = Callable[[Profile], pl.DataFrame]
@@ -67,11 +66,7 @@ def from_rules(profile: Profile) -> Steps:
 def _stored(profile: Profile, stored: Steps) -> Steps:
     """Return the steps that a capture stored, with what is read from its events and raw windows."""
     if profile.read_run_events is not None:
-        stored = replace(
-            stored,
-            read_explanations=lambda: Explanations(profile.run_events),
-            read_run_events=lambda: profile.run_events,
-        )
+        stored = replace(stored, read_run_events=lambda: profile.run_events)
     if profile.read_events is None:
         return stored
     return replace(

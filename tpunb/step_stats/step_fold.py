@@ -684,13 +684,8 @@ class StepTimes:
         return begin, self._until, None if waited is None else max(0, waited - (begin - start))
 
 
-def steps_of(run: RunEvents) -> list[Step]:
-    """Return the steps of a recorded run by the time of the host."""
-    return _folded(_recorded(run, _done(run.events)))
-
-
-def loaded_steps(run: RunEvents, until: int | None = None) -> list[Step]:
-    """Return the steps with numbers below `until`, with these and the times at which their work was done."""
+def steps_of(run: RunEvents, until: int | None = None) -> list[Step]:
+    """Return the steps of a recorded run with numbers below `until`, with these, and as their work was done."""
     done = _done(run.events)
     steps, times, following = list[Step](), StepTimes(), 0
     for step in _folded(_recorded(run, done)):
@@ -776,8 +771,8 @@ def _spread(event: Event, count: int) -> list[Event]:
 class Explanations(Sequence[str]):
     """Why each step of a run is one, of its kind, from the events that make it, in the order of the steps' numbers."""
 
-    def __init__(self, run: RunEvents) -> None:
-        self._steps = steps_of(run)
+    def __init__(self, run: RunEvents, until: int | None = None) -> None:
+        self._steps = steps_of(run, until)
         self._places = {number: place for _, number, *place in run.places.rows()}
 
     def __len__(self) -> int:
