@@ -306,3 +306,10 @@ def test_steps_whose_events_are_not_whole_are_as_recorded(folder, monkeypatch):
     record(folder, "ticks", kind=pl.lit("predict"))
     monkeypatch.setattr(step_fold, "MOST_NAMES", 1)
     assert set(tp.steps(tp.load(folder)).frame["kind"]) == {"predict"}
+
+
+def test_steps_of_a_run_whose_events_are_damaged_are_as_recorded(folder):
+    record(folder, "ticks", kind=pl.lit("predict"))
+    for path in folder.rglob("events.parquet"):
+        path.write_bytes(path.read_bytes()[:1000])
+    assert set(tp.steps(tp.load(folder)).frame["kind"]) == {"predict"}

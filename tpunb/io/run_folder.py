@@ -274,7 +274,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     read_run_events = partial(_run_events, files[RUN], stamp, events, named, str(host), facts.pop(_JOURNAL, b""))
     options = facts.get("options")
     until = options.get("until") if isinstance(options, dict) and isinstance(options.get("until"), int) else None
-    if facts.get("state") != "running" and not facts.get("lost_events"):
+    if facts.get("state") != "running" and not (facts.get("lost_events") or facts.get("failure") or skipped):
         tables, ops = _judged_again(tables, ops, read_run_events, until, notes)
     # a run that is not over, or was killed, lasts until its last step or window
     span_ps = span_ps or max((int(end) for end in ends if end is not None), default=0)
