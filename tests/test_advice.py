@@ -494,7 +494,7 @@ OF_RUN = {
     "debugging": ([], {}, None),
     "frozen model": ([], {}, 30),
     "double precision": ([], {}, 20),
-    "few threads": ([], {}, 20),
+    "few threads": ([], {}, None),
     "uneven ranks": ([(41, 20, "waiting for other ranks", "barrier")], {}, 20),
     "preparation": ([FIT], {}, 60),
 }

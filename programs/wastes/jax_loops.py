@@ -62,6 +62,20 @@ def jax_sleeps_in_each_step(run: Any, repaired: bool) -> None:
             float(loss)
 
 
+@program("", r"float64")
+def jax_computes_in_double(run: Any, repaired: bool) -> None:
+    """Train in double precision."""
+    import jax
+
+    jax.config.update("jax_enable_x64", not repaired)
+    step, weights = perceptron(layers=4, width=512)
+    kind, step = "float32" if repaired else "float64", jax.jit(step)
+    weights, x = [each.astype(kind) for each in weights], rows(256, 512).astype(kind)
+    for _ in range(200):
+        weights, loss = step(weights, x)
+        float(loss)
+
+
 @program("program code", "time.sleep", measures=True)
 def jax_sleeps_in_each_fifth_step(run: Any, repaired: bool) -> None:
     """Sleep in each fifth step."""

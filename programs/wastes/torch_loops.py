@@ -336,6 +336,14 @@ def torch_healthy_loader(run: Any, repaired: bool) -> None:
         fit(model, loader, lambda number, loss, epoch=epoch: number % 50 or print(epoch, number, loss))
 
 
+@program("", r"float64")
+def torch_computes_in_double(run: Any, repaired: bool) -> None:
+    """Train in double precision."""
+    model, x = network(1024, layers=3), batch()
+    model, x = (model, x) if repaired else (model.double(), x.double())
+    fit(model, [x] * 150)
+
+
 @program()
 def torch_healthy_convolution(run: Any, repaired: bool) -> None:
     """Train a convolutional network, and save it at the end."""

@@ -448,10 +448,9 @@ _OF_STEPS = (
         source="a vector unit holds half as many numbers of twice the size",
         no_fault="the problem needs double precision"),
     Cause(
-        "T310", None, "few threads", when=pl.col("unthreaded") * (1 - pl.col("crowding")) > 0.1,
-        saves=pl.col("unthreaded"),
-        sentence="PyTorch computes in {threads} of {processors} threads that there are processors for: all would save "
-        "{took} at most",
+        "T310", None, "few threads", when=pl.col("unthreaded") * (1 - pl.col("crowding")) > 0.1, saves=_UNKNOWN,
+        sentence="PyTorch uses {threads} of {processors} processors, as its number of threads is set: all of them save "
+        "{unthreaded} of run time at most",
         remedies=(
             Remedy(
                 "leave the number of threads to PyTorch: no torch.set_num_threads, no OMP_NUM_THREADS",

@@ -14,7 +14,7 @@ from tpunb.frames import Phases
 from tpunb.schema import ACCOUNTS
 from tpunb.text import duration
 
-_ALSO = ["growing memory", "debugging"]  # causes that are named beside what took most
+_ALSO = ["growing memory", "debugging", "few threads"]  # causes that are named beside what took most
 _APART = ("program startup", "preparation", "checkpoint restore", "profiler")  # of which no run is unhealthy
 _LEAST_PRODUCTIVE = 0.5  # of the rest, in a healthy run
 
