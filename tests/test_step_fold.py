@@ -242,6 +242,21 @@ def test_gradients_after_an_update_are_of_the_next_step():
     assert [event.event for event in first.events] == [event.event for event in second.events] == ["gradient", "update"]
 
 
+@pytest.mark.parametrize("moves", [2, 100])
+def test_moves_of_a_policy_before_one_update_are_of_its_step(moves):
+    facts = {"act": {"arrays": Signature(f"{STATE}, float32[9]", "int32[9]")}, "learn": {"arrays": TAKES_STATE}}
+    rounds = [*["call act"] * moves, "gradient learn", "call learn"]
+    steps = folded(events(*rounds * 5, **facts))
+    assert [step.kind for step in steps] == ["train"] * 5
+    assert [step.start for step in steps] == [turn * (moves + 2) * 1000 for turn in range(5)]
+
+
+def test_calls_before_several_updates_are_no_moves_of_a_policy():
+    facts = {"embed": {"arrays": Signature(f"{STATE}, float32[9]", "int32[9]")}, "learn": {"arrays": TAKES_STATE}}
+    turns = [*["call embed"] * 4, *["gradient learn", "call learn"] * 6]
+    assert kinds(events(*turns * 3, **facts))["embed"] >= 9
+
+
 def test_each_thread_that_trains_has_steps_of_its_own(monkeypatch):
     """So two models are trained in threads of one process."""
     clock, times, thread = StepClock(lambda kind, number: None), count(10**18), cycle([1, 2])

@@ -19,7 +19,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise, takewhile
+from itertools import chain, islice, pairwise, takewhile
 from math import prod
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -42,6 +42,8 @@ IDLE_NS: Final = 5_000_000
 """Idle time of the devices before a launch after a step, from which on it is not of that step."""
 UNSETTLED_PARTS: Final = 64
 """Parts that wait for an update of an optimizer: most batches whose gradients are accumulated."""
+UNSETTLED_MOVES: Final = 256
+"""The like of a policy before its first update, whose role is not known yet: a quarter would split one of 100 moves."""
 
 _WHOLE = ".fit"  # ends the names of methods whose marks hold the steps of a training
 _MOST_EVENTS = 16  # of a part, that a step names
@@ -105,13 +107,15 @@ class _Arrays(NamedTuple):
     inputs: int = 0  # how many it takes
     kinds: frozenset[str] = frozenset()  # of the state that it returns, else of what it takes
     measures: bool = False  # whether it returns numbers alone
+    reads: frozenset[str] = frozenset()  # kinds of arrays that it takes, and returns none of
+    reads_most: bool = False  # whether it takes more of those than it returns of a state
 
 
 def _arrays_of(signature: Signature) -> _Arrays:
     """Return what a function does with arrays, by what one of its calls took and returned.
 
-    >>> _arrays_of(Signature("2 float32[2,3], int", "float32[2,3], float32[]"))
-    _Arrays(returns_state=True, inputs=3, kinds=frozenset({'float32[2,3]'}), measures=False)
+    >>> _arrays_of(Signature("2 float32[2,3], int", "float32[2,3], float32[]"))[:4]
+    (True, 3, frozenset({'float32[2,3]'}), False)
     """
     takes, returns = _counted(signature.takes), _counted(signature.returns)
     taken, returned = (
@@ -120,9 +124,10 @@ def _arrays_of(signature: Signature) -> _Arrays:
     )
     returns_state = 2 * sum(n for kind, n in returned.items() if kind in taken) >= max(sum(returned.values()), 1)
     measures = bool(returns) and not returned and all(kind.endswith("]") for kind in returns)
-    return _Arrays(
-        returns_state, sum(takes.values()), frozenset(taken & {*returned} if returns_state else taken), measures
-    )
+    reads = frozenset(taken - {*returned})
+    reads_most = sum(takes[kind] for kind in reads) > sum(n for kind, n in returned.items() if kind in taken)
+    kinds = frozenset(taken & {*returned} if returns_state else taken)
+    return _Arrays(returns_state, sum(takes.values()), kinds, measures, reads, reads_most)
 
 
 def _counted(kinds: str) -> dict[str, int]:
@@ -206,6 +211,7 @@ class StepFold:
         self._evaluated = set[Hashable]()  # streams of batches that did not
         self._arrays = dict[str, _Arrays]()  # by function
         self._repeating = set[str]()  # functions that took a state twice: another updates it
+        self._acting = dict[str, Hashable]()  # functions whose calls in a row lead to an update, and their lines
         self._accumulated: int | None = None  # parts before the last update that took its gradients
         self._trainer = _Arrays()  # of the function that trains: it returns a state and takes most
         self._kinds = dict[str, tuple[str, str]]()  # of steps by function, each with its reason
@@ -309,7 +315,10 @@ class StepFold:
                     part.launched(event)
             return
         again = part is not None and not part.streams and not part.updates and function in part.functions
-        if part is None or again or self._turns(part, function):
+        acts = self._acting.get(function) == event.place and function in self._acting
+        if part is not None and again and acts and part.functions.keys() <= self._acting.keys():
+            again = False
+        elif part is None or again or self._turns(part, function):
             if part is not None and again and function != next(iter(part.functions)):
                 self._split(part, function)
             part = self._begin_part(event.start)
@@ -520,6 +529,16 @@ class StepFold:
 
     def _call(self, part: Part, *, final: bool) -> bool:
         """Make a step of a part that called functions; return False if it is not known yet whether it is one."""
+        if (acts := self._acts(final=final)) is None:
+            return False
+        if acts:
+            for each in acts:
+                self._parts.popleft()
+                self._acting |= {name: call.place for name, (call, _) in each.functions.items()}
+            part = self._parts[0]
+            kind, reason = self._kind_of(next(filter(self.learning.__contains__, part.functions)), measures=False)
+            self._add([*acts, part], kind, "calls", reason)
+            return True
         gradients = list[Part]()  # parts whose gradients it adds
         if self._repeating & part.functions.keys():
             ahead = next((at for at, each in enumerate(self._parts) if self._trains(each)), None)
@@ -546,6 +565,30 @@ class StepFold:
                 kind, reason = EVALUATION, "a part of the training alone is called, from another line"
             self._add([*gradients, part], kind, "fetches" if part.streams else "calls", reason)
         return True
+
+    def _acts(self, *, final: bool) -> list[Part] | None:
+        """Return the first parts if a policy acts in them for the update in the next; None if that is not known yet.
+
+        What acts takes no gradients and reads the state that another function updates, once after all of them.
+        """
+        acts = [*takewhile(lambda part: not part.streams and all(map(self._may_act, part.functions)), self._parts)]
+        after = [*islice(self._parts, len(acts), len(acts) + 2)]
+        if not acts or (not after and len(acts) >= UNSETTLED_MOVES):
+            return []
+        if len(after) < 2 and not final:
+            return None
+        learner = next(filter(self.learning.__contains__, after[0].functions), None) if after else None
+        if learner is None or any(not self._may_act(next(iter(part.functions), "")) for part in after[1:]):
+            return []
+        state = self._of(learner).kinds
+        read = (self._of(name).reads & state for part in acts for name in part.functions)
+        return acts if all(2 * len(kinds) >= len(state) for kinds in read) else []
+
+    def _may_act(self, function: str) -> bool:
+        """Return whether a function takes no gradients, and mostly arrays that it does not update."""
+        arrays = self._of(function)
+        is_known = function in self.learning or arrays.measures or self._is_evaluation(function)
+        return arrays.reads_most and not is_known
 
     def _kind_of(self, function: str, *, measures: bool) -> tuple[str, str]:
         """Return the kind of the steps of a function, and why."""
