@@ -1,9 +1,11 @@
 """Modules of libraries: what they declare is there, and what is not is named in the report on the run."""
 
+import json
 import subprocess
 import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pkgutil import iter_modules
 from types import ModuleType, SimpleNamespace
 
@@ -93,3 +95,45 @@ def test_processes_that_do_not_train_import_modules_of_libraries_in_no_time():
     code = "import sys, tpunb.instrument; print({'polars', 'importlib.metadata'} & {*sys.modules})"
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert seen.stdout == "set()\n"
+
+
+SETTINGS = """
+import json, sys
+import tpunb as tp
+
+def settings(name, train):
+    folder = f"{sys.argv[1]}/{name}"
+    with tp.capture(folder):
+        train()
+    return json.load(open(f"{folder}/run.json"))["metadata"]
+
+def torch_steps():
+    import torch
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(4, 4).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(5):
+        model(torch.ones(4, 4, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+
+def jax_steps():
+    import jax, jax.numpy as jnp
+    jax.config.update("jax_compilation_cache_dir", f"{sys.argv[1]}/cache")
+    step = jax.jit(lambda weights: weights - 0.1)
+    weights = jnp.ones((4, 4))
+    for _ in range(5):
+        weights = step(weights)
+
+print(json.dumps([settings("torch", torch_steps), settings("jax", jax_steps)]))
+"""
+
+
+@pytest.mark.live
+@pytest.mark.skipif(find_spec("torch") is None or find_spec("jax") is None, reason="torch or jax is not installed")
+def test_settings_that_decide_how_fast_a_library_computes_are_recorded(tmp_path):
+    command = [sys.executable, "-c", SETTINGS, str(tmp_path)]
+    out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
+    of_torch, of_jax = json.loads(out.splitlines()[-1])
+    assert (of_torch["threads"], of_torch["dtype"]) == ("1", "float64")
+    assert int(of_torch["processors"]) >= 1
+    assert of_jax["compilation cache"] == "slow"  # by default, JAX keeps what took a second to compile
