@@ -36,7 +36,8 @@ NOT_YET = {"import", "move"}  # kinds that no module records so far
 
 def frame_at(line):
     """Return what stands for a frame of the program."""
-    return SimpleNamespace(f_code=SimpleNamespace(co_filename="/a/train.py", co_qualname="main"), f_lineno=line)
+    code = SimpleNamespace(co_filename="/a/train.py", co_qualname="main")
+    return SimpleNamespace(f_code=code, f_lineno=line, f_lasti=2 * line)
 
 
 def a_log(line=7):
@@ -150,8 +151,9 @@ def test_a_log_never_raises(fault):
         None if fault == "time" else 7,
     )
     log.add(event, None, key, time_ns, time_ns)
-    log.add("fetch", None, 1, 7, 7)
+    assert tables(log)["events"].height == 0
     assert log.failure is not None
+    log.add("fetch", None, 1, 7, 7)
     assert tables(log)["events"].height == 0
 
 

@@ -2,7 +2,8 @@
 
 An event is a call of a library that has ended, or a moment: who called what, from which line of the program, and when.
 Any thread adds events, garbage collection at any moment, so that nothing here waits for a lock. The thread that adds
-one packs it into `ROW`; all else is done where rows are taken: as frames for the run folder, as bytes for its journal.
+one notes it with its place; all else is done where rows are taken: as frames for the run folder, as bytes for its
+journal.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from tpunb.text import cut, plain
 
 MOST_A_SECOND: Final = 1_000
 """Events of a kind, key, place and thread in a second: the others are one row that counts them and sums their times."""
+
+MOST_NOTED: Final = 4_096
+"""Events that wait to be rows, 1 MB, before the thread that adds one makes rows itself."""
 
 MOST_ROWS: Final = 65_536
 """Rows that wait to be taken, 7 MB: what comes beyond is counted as lost, after 6 s at 10,000 events a second."""
@@ -98,6 +102,8 @@ class EventLog:
         self._ids = {name: _Ids() for name in FIELDS}
         self._names, self._places, self._keys, self._signatures, self._reasons = self._ids.values()
         self._rates: dict[tuple[str, int, int, int], _Rate] = {}
+        self._lines: dict[tuple[int, int], tuple[int, object]] = {}  # places by code and instruction, with the code
+        self._noted = deque[tuple[Any, ...]]()  # events that are no rows yet
         self._rows, self._unjournaled = deque[bytes](), deque[bytes](maxlen=MOST_ROWS)
 
     def add(
@@ -139,34 +145,78 @@ class EventLog:
         try:
             if (frame := self._frame()) is not None:
                 code = frame.f_code
-                place = self._places[code.co_filename, frame.f_lineno, code.co_qualname]
-            start, end = (start_ns - self.origin_ns) // 1000, (end_ns - self.origin_ns) // 1000
-            thread, key_id = get_ident(), self._keys[key]
-            kind = event, key_id, place, thread
-            rate = self._rates.get(kind) or self._new_rate(kind)
-            second = end // 1_000_000
-            if rate.second != second:
-                rate.second, rate.count = second, 0
-                if rate.excess:
-                    self._settle(rate)
-            rate.count += 1
-            if rate.count > MOST_A_SECOND:
-                with suppress(IndexError):  # there is none, or another thread has taken it
-                    counted = rate.excess.pop()
-                    counted[2], counted[3], counted[5] = max(counted[2], end), counted[3] + end - start, counted[5] + 1
-                    rate.excess.append(counted)
-                    return place
-            row = (
-                *(thread, start, end, end - start, _NO_NUMBER if number is None else number, 1),
-                *(self._names[what], place, key_id, self._signatures[arrays], self._reasons[end_of], _EVENTS[event]),
-            )
-            if rate.count > MOST_A_SECOND:
-                rate.excess.append([*row])
-            else:
-                self._put(row)
+                at = id(code), frame.f_lasti
+                place = (self._lines.get(at) or self._new_line(at, frame))[0]
+            self._noted.append((get_ident(), event, what, key, start_ns, end_ns, place, arrays, end_of, number))
+            if len(self._noted) >= MOST_NOTED:
+                self._pack()
         except Exception as error:  # noqa: BLE001  must never reach the training
-            self.failure, self._closed = error.with_traceback(None), True
+            self._fail(error)
         return place
+
+    def _new_line(self, at: tuple[int, int], frame: FrameType) -> tuple[int, object]:
+        """Return the id of a place, for which Python counts lines from the first of a function on: 60 µs of a long one.
+
+        The code is kept, so that no other has its address.
+        """
+        if len(self._lines) >= MOST_NAMES:
+            self._lines = {}
+        code = frame.f_code
+        line = self._lines[at] = self._places[code.co_filename, frame.f_lineno, code.co_qualname], code
+        return line
+
+    def _fail(self, error: Exception) -> None:
+        self.failure, self._closed = error.with_traceback(None), True
+
+    def _pack(self) -> None:
+        """Make rows of the events noted so far; several threads may."""
+        try:
+            while self._noted:
+                try:
+                    noted = self._noted.popleft()
+                except IndexError:  # another thread has taken it
+                    return
+                self._add_row(*noted)
+        except Exception as error:  # noqa: BLE001  must never reach the training
+            self._fail(error)
+
+    def _add_row(
+        self,
+        thread: int,
+        event: str,
+        what: What | None,
+        key: Hashable,
+        start_ns: int,
+        end_ns: int,
+        place: int,
+        arrays: Signature | None,
+        end_of: str | None,
+        number: int | None,
+    ) -> None:
+        start, end = (start_ns - self.origin_ns) // 1000, (end_ns - self.origin_ns) // 1000
+        key_id = self._keys[key]
+        kind = event, key_id, place, thread
+        rate = self._rates.get(kind) or self._new_rate(kind)
+        second = end // 1_000_000
+        if rate.second != second:
+            rate.second, rate.count = second, 0
+            if rate.excess:
+                self._settle(rate)
+        rate.count += 1
+        if rate.count > MOST_A_SECOND:
+            with suppress(IndexError):  # there is none, or another thread has taken it
+                counted = rate.excess.pop()
+                counted[2], counted[3], counted[5] = max(counted[2], end), counted[3] + end - start, counted[5] + 1
+                rate.excess.append(counted)
+                return
+        row = (
+            *(thread, start, end, end - start, _NO_NUMBER if number is None else number, 1),
+            *(self._names[what], place, key_id, self._signatures[arrays], self._reasons[end_of], _EVENTS[event]),
+        )
+        if rate.count > MOST_A_SECOND:
+            rate.excess.append([*row])
+        else:
+            self._put(row)
 
     def _put(self, row: Sequence[int]) -> None:
         packed = ROW.pack(*row)
@@ -192,12 +242,14 @@ class EventLog:
     def close(self) -> None:
         """Record nothing more, and add the rows that count what was too frequent."""
         self._closed = True
+        self._pack()
         self._settle(*self._rates.copy().values())
 
     # -- for the run folder, in the recording thread -------------------------------------------------------------------
 
     def take(self) -> Taken:
         """Return what was recorded since the last call whose result was handed to `forget`."""
+        self._pack()
         second = (monotonic_ns() - self.origin_ns) // 1_000_000_000
         self._settle(*(rate for rate in self._rates.copy().values() if rate.excess and rate.second < second - 1))
         rows = [*self._rows.copy()]  # before what they refer to
@@ -216,6 +268,7 @@ class EventLog:
 
     def take_unjournaled(self) -> tuple[list[bytes], list[bytes]]:
         """Return packed rows, and lines of what has got a number, since the last call; for one thread at a time."""
+        self._pack()
         rows = _emptied(self._unjournaled)  # before what they refer to
         return rows, [_line(name, *of) for name, ids in self._ids.items() for of in _emptied(ids.unjournaled)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tpunb.signals import Spent
@@ -46,7 +47,12 @@ class What(NamedTuple):
     @property
     def is_part_of_steps(self) -> bool:
         """Whether a library computes a part of a step by it, rather than the program a step."""
-        return self.module.partition(".")[0] in _PARTS and self.module != _WRAPS
+        return _is_part_of_steps(self.module)
+
+
+@cache
+def _is_part_of_steps(module: str) -> bool:
+    return module.partition(".")[0] in _PARTS and module != _WRAPS
 
 
 _PARTS = {"jax", "optax", "chex"}  # libraries whose compiled functions are a part of a step
