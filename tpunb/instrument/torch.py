@@ -76,7 +76,7 @@ class _CudaEvent:
 def _in_flight(torch: Any) -> Result | None:
     with suppress(Exception):  # a device that fails reports it to the program
         cuda = torch.cuda
-        if cuda.is_available() and cuda.is_initialized() and not cuda.is_current_stream_capturing():
+        if cuda.is_initialized() and not cuda.is_current_stream_capturing():
             return _CudaEvent(cuda)
     return None
 
@@ -200,7 +200,7 @@ _handles = list[Any]()  # of global hooks of modules
 
 def is_compiling() -> Callable[[], bool]:
     """Return a function that Dynamo takes for True, so that of a wrapper it traces the original alone."""
-    return getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", None) or (lambda: False)
+    return getattr(getattr(sys.modules["torch"], "compiler", None), "is_dynamo_compiling", None) or (lambda: False)
 
 
 def add_module_hook(register: str, hook: Callable[..., Any], **options: Any) -> Callable[[], None]:

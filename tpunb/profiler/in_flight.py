@@ -46,7 +46,7 @@ class InFlight:
 
     clock: Callable[[], int] = time.monotonic_ns
     _queue: deque[Work] = field(default_factory=deque)
-    _waits_for: Work | None = None
+    _unfinished: deque[Work] = field(default_factory=deque)  # of the queue and taken from it, in the same order
     _launched: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _closed: bool = False
@@ -65,8 +65,12 @@ class InFlight:
         if self._closed:
             work.result, work.settled = None, True
             return work
+        while self._unfinished and self._unfinished[0].settled:
+            self._unfinished.popleft()
+        self._unfinished.append(work)
         self._queue.append(work)
-        self._launched.set()
+        if not self._launched.is_set():  # which takes a lock
+            self._launched.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tpunb-in-flight", daemon=True)
             try:
@@ -82,11 +86,13 @@ class InFlight:
         The thread here finds out only once it gets the interpreter lock, milliseconds later if the program computes.
         """
         with suppress(Exception):  # of a deleted result: `_wait` finds that too
-            for work in (self._waits_for, *self._queue.copy()):
-                if work is not None and not work.settled and (result := work.result) is not None:
+            while self._unfinished:
+                work = self._unfinished[0]
+                if not work.settled and (result := work.result) is not None:
                     if not result.is_ready():
                         break
                     work.by_ns = work.by_ns or now_ns
+                self._unfinished.popleft()
 
     def close(self) -> None:
         """Wait for nothing more; what is in flight stays unknown."""
@@ -99,8 +105,7 @@ class InFlight:
             self._launched.clear()  # before the queue is read: what is launched from now on is seen in the next turn
             begun_ns = self.clock()
             while self._queue and not self._closed:
-                self._waits_for = self._queue.popleft()
-                waited = self._wait(self._waits_for)
+                waited = self._wait(self._queue.popleft())
                 if waited and self.clock() - begun_ns < LIMITS.watch_rest_s * 1e9:  # short steps: leave some out
                     time.sleep(LIMITS.watch_rest_s)
                 begun_ns = self.clock()

@@ -1,17 +1,21 @@
-"""Feed what frameworks are asked to do, as events, to the fold of steps, and its steps to the clock, live."""
+"""Feed what frameworks are asked to do, as events, to the fold of steps, and its steps to the clock, live.
+
+The thread that trains only notes an event. Whoever takes steps folds those noted since, in the threads that record: in
+windows alone, a profiler may have to begin or end between two steps, and the thread that trains folds each at once.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import wraps
-from threading import get_ident
+from threading import RLock, get_ident
 from time import monotonic_ns
 from typing import Any
 
-from tpunb.instrument.keras import keras_runs
+from tpunb.instrument.keras import LIBRARY, keras_runs
 from tpunb.instrument.sink import END_OF_DATA, Result, Signature, What
 from tpunb.profiler.step_clock import OpenStep, StepClock, StepRecord
 from tpunb.signals import Spent
@@ -37,13 +41,21 @@ def _harmless(method: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
+_MOST_NOTED = 4_096  # events that wait to be folded, 1 MB: 0.4 s at 10,000 a second
+
+
 class Loop:
-    """The loop that the thread that trains is in; all methods but `current` are called in that thread."""
+    """The loop that the thread that trains is in; `current` and `catch_up` are called in others, too."""
 
     def __init__(self, clock: StepClock) -> None:
         self.clock, self._folds = clock, defaultdict[int, StepFold](StepFold)
         self._latest = self.fold
-        clock.on_mark, clock.on_fetch, clock.current = self._mark, self._add, self.current
+        clock.on_mark, clock.on_fetch, clock.current = self._mark, self._note, self.current
+        clock.catch_up = self.catch_up
+        self._noted = deque[tuple[int, Event]]()  # that are not folded yet, each with its thread
+        self._may_be_idle = True  # whether no event has been noted since the last look that may begin a part
+        self._lock, self._folds_now = RLock(), False  # a signal handler may stop the run while it folds
+        self._calls = Counter[str]()  # of functions, as far as they may be the first of a loop
         self.failure: Exception | None = None
         self.on_launch: Callable[[str], None] = lambda event: None  # called within the program's functions
         self._launched = False
@@ -67,10 +79,12 @@ class Loop:
     @_harmless
     def adopt_if_idle(self) -> None:
         """Take this thread, which takes gradients, for the one that trains if no other does so far."""
-        if all(fold.is_idle for fold in [*self._folds.values()]) and not (
-            self.clock.count or self.clock.opened or keras_runs()
-        ):
-            self.clock.adopt()
+        clock = self.clock
+        if clock.is_adopted or clock.count or clock.opened or keras_runs():
+            return
+        self.catch_up()
+        if not clock.count and all(fold.is_idle for fold in [*self._folds.values()]):
+            clock.adopt()
 
     @_harmless
     def fetched(
@@ -109,18 +123,21 @@ class Loop:
         fold = self.fold
         place = self.clock.events.add("call", what, function, begun_ns, now_ns, arrays=signature)
         work, follows = self.clock.launch(result, now_ns)
-        if fold.mark is None:
+        if self.clock.opened is None:
             self.clock.mark_progress()
-        calls = fold.calls[function]
         self._add(Event("call", begun_ns, now_ns, what, function, place, signature, follows=follows, work=work))
-        if calls < fold.calls[function] <= LOOP_CALLS:
-            self._note_launch("gradient" if function in fold.learning else "call")
+        if self._calls[function] < LOOP_CALLS:
+            self._calls[function] += 1
+            self.catch_up()
+            if fold.calls[function] == self._calls[function]:  # else it is of a step that is marked
+                self._note_launch("gradient" if function in fold.learning else "call")
 
     @_harmless
     def evaluates(self, *, on: bool, what: What) -> None:
         """Record that a model is set to evaluate, or to train: in between, if it does not learn, is an evaluation."""
         now_ns = monotonic_ns()
         self.clock.events.add("mode", what, None, now_ns, now_ns)
+        self.catch_up()
         if not on:
             self._end_evaluation(now_ns)
         self._add(Event("mode", now_ns, now_ns, what))
@@ -154,7 +171,7 @@ class Loop:
         self.clock.events.add("update", what, optimizer, begun_ns, now_ns)
         work = None if result is None else self.clock.launch(result, now_ns)[0]
         fold = self.fold
-        if not fold.is_marked and fold.mark is None:
+        if not fold.is_marked and self.clock.opened is None:
             self.clock.adopt()
             self.clock.mark_progress()
             if not self._launched:
@@ -171,6 +188,7 @@ class Loop:
     @_harmless
     def close(self) -> None:
         """Record that the block is over, or the thread that trained."""
+        self.catch_up()
         self._end_evaluation(monotonic_ns())
         for fold in [*self._folds.values()]:
             self._record(fold.finish())
@@ -188,29 +206,67 @@ class Loop:
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    @_harmless
     def _add(self, event: Event) -> None:
-        """Add an event to the fold, and record the steps that it makes."""
-        fold = self._latest = self.fold
+        """Note an event of this thread; in a window, fold it, and let the source do what is due between steps."""
+        self._may_be_idle = False
+        if not self.clock.is_traced():
+            self._note(event)
+            return
+        with self._lock:  # else another thread may fold it
+            self._note(event)
+            begins = self.catch_up()
+        if begins:
+            self.clock.boundary()
+
+    def _note(self, event: Event) -> None:
+        if self.clock.is_closed or self.failure is not None:
+            return
+        self._noted.append((get_ident(), event))
+        if len(self._noted) > _MOST_NOTED:  # nothing takes steps
+            self.catch_up()
+
+    @_harmless
+    def catch_up(self) -> bool:
+        """Fold the events noted so far, and record the steps that they make; return whether the last begins a part."""
+        begins = False
+        with self._lock:
+            if self._folds_now:
+                return False
+            self._folds_now = True
+            try:
+                while self._noted:
+                    begins = self._fold(*self._noted.popleft())
+            finally:
+                self._folds_now = False
+        return begins
+
+    def _fold(self, thread: int, event: Event) -> bool:
+        fold = self._latest = self._folds[thread]
         part = fold.part
-        launch = part.launch if part is not None else None
-        steps = fold.add(event)
+        launch = None if part is None else part.launch
+        self._record(fold.add(event))
         marked = fold.mark or fold.marked_step
         if marked is not None and marked.launch is event and event.work is not None:
             self.clock.extend(event.work)
-        if fold.part is not part:
-            if fold.part is not None:
-                self.clock.boundary()
-        elif launch is not None and part is not None and part.launch is event and launch.work is not None:
+        if part is None or fold.part is not part:
+            return fold.part is not None
+        if launch is not None and launch.work is not None and part.launch is event:
             launch.work.superseded = True  # the step has later work, for which alone is waited
-        if steps:
-            self._record(steps)
+        return False
 
     @_harmless
     def _mark(self, event: Event) -> tuple[int, int | None] | None:
         """Add the begin or the end of a mark, whose step the clock records; return start and time of its fetch."""
         if not self._launched and event.edge == "begin" and not keras_runs():
             self._note_launch("mark")
+        if event.what is not None and event.what.library == LIBRARY.name:
+            if not self._may_be_idle:
+                self.catch_up()
+                self._may_be_idle = True
+            if self.fold.is_idle:  # nothing of the loop around is a part of this step
+                self._note(event)
+                return None
+        self.catch_up()
         fold = self.fold
         ended = fold.marked_step
         launch = None if ended is None else ended.launch

@@ -99,6 +99,7 @@ class CaptureSession:
         self._forked = False  # whether this is a copy in a forked process, without threads
         self._other_profiler: str | None = None  # the program's own, while it runs
         self._tracing = threading.Event()  # a window is requested
+        self.clock.is_traced = self._tracing.is_set
         self._programs_s = 0.0  # when compiled programs may be requested again
         self._programs_rest_s = LIMITS.programs_s  # between the last request and that
         self._responses: queue.Queue[WindowResponse | bytes | None] = queue.Queue(maxsize=4)
@@ -235,6 +236,7 @@ class CaptureSession:
         """End the capture while the block continues; return at once."""
         if self._forked or sys.is_finalizing():  # a thread that starts then waits forever
             return
+        self.clock.catch_up()
         with self._end_lock:
             if self._ended.is_set():
                 return
@@ -352,6 +354,7 @@ class CaptureSession:
         self._forked = True
         self.recorder.stalls.restore_interval()
         self.clock.in_flight = InFlight()  # a thread of the parent may hold the lock of the other
+        self.clock.catch_up = lambda: None  # likewise
         self.clock.close()
         self._ended = threading.Event()  # a thread of the parent may hold the lock of the other
         self._ended.set()

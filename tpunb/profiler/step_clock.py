@@ -15,7 +15,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from itertools import takewhile
 from statistics import median
 from threading import Thread, current_thread, get_ident
 from time import monotonic, monotonic_ns, sleep, thread_time_ns
@@ -127,7 +126,7 @@ class StepClock:
         self._annotate = annotate
         self._until = sys.maxsize if until is None else until
         self._reached = reached
-        self._closed = False
+        self.is_closed = False
         self._open: OpenStep | None = None
         self._next = 0
         self.count = 0  # completed steps
@@ -137,6 +136,8 @@ class StepClock:
         self.fitted: tuple[Any, Any] | None = None  # model and data of the last fit
         self._ended: deque[OpenStep] = deque()  # `take` makes records of them
         self._last: OpenStep | None = None  # that ended, while later launches may belong to it
+        self._unnoted: deque[tuple[OpenStep, int]] = deque()  # that are to be handed on, with their ends
+        self._computed_ns = self._ended_ns = 0  # when the last marked step had computed, and ended
         self.has_peers = False  # whether other ranks take part in the steps
         self._waits: deque[tuple[int, int]] = deque(maxlen=LIMITS.most_samples)  # for them: start and time
         self._launches = False  # whether there was any launch
@@ -151,6 +152,8 @@ class StepClock:
         self.on_mark: Callable[[Event], tuple[int, int | None] | None] = lambda _: None  # as a mark begins and ends
         self.on_fetch: Callable[[Event], None] = lambda _: None  # called as a batch of a marked step is fetched
         self.current: Callable[[], StepRecord | None] = lambda: None  # the step of a loop without marks
+        self.catch_up: Callable[[], object] = lambda: None  # makes steps of such a loop, of what happened until now
+        self.is_traced: Callable[[], bool] = lambda: False  # whether a window is requested
         self.again: tuple[str, str | None] = "", None  # a function that is compiled now, and why again
         self._warned = False
         self._spans: deque[tuple[Spent, Work | None]] = deque()  # with the work in flight at their start
@@ -185,7 +188,7 @@ class StepClock:
                 return None
             self.end()
         self.boundary()
-        if self._closed:
+        if self.is_closed:
             return None
         what = what or What(next((library for library in MARKS if MARKS[library] == rule), rule), "", "")
         begun_ns = monotonic_ns()
@@ -202,7 +205,8 @@ class StepClock:
         annotation = self._annotate(kind, number)
         self._thread = get_ident()
         start_ns = self._progress_ns = monotonic_ns()
-        opened = OpenStep(number, kind, start_ns, annotation, complete, explicit, rule, owner=_owner())
+        owner = _owner() if explicit else (self._thread, None)
+        opened = OpenStep(number, kind, start_ns, annotation, complete, explicit, rule, owner=owner)
         opened.what, opened.number, opened.begun_ns = what, step, start_ns
         if fetch is not None:  # before the mark
             opened.start_ns, opened.input_ns = fetch
@@ -216,7 +220,7 @@ class StepClock:
 
     def add(self, step: OpenStep) -> None:
         """Record a step of a loop without marks; its number is given here."""
-        if self._closed:
+        if self.is_closed:
             return
         step.step = self._next
         if step.step >= self._until:
@@ -225,7 +229,7 @@ class StepClock:
             return
         self._next += 1
         self._ended.append(step)
-        self._note(step, step.end_ns)
+        self._unnoted.append((step, step.end_ns))
         self._recent[step.kind].append(step.end_ns - step.start_ns)
         self.count += 1
 
@@ -263,7 +267,13 @@ class StepClock:
 
     def adopt(self) -> None:
         """Take this thread for the one that trains."""
-        self._thread, self._trainer = get_ident(), current_thread()
+        if not self.is_adopted:
+            self._thread, self._trainer = get_ident(), current_thread()
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether this thread began to train in the block."""
+        return self._trainer is not None and self._thread == get_ident()
 
     @property
     def kinds(self) -> list[str]:
@@ -291,7 +301,7 @@ class StepClock:
 
     def close(self) -> None:
         """Stop recording steps and drop the open one."""
-        self._closed = True
+        self.is_closed = True
         self.events.close()
         self.in_flight.close()
 
@@ -304,10 +314,11 @@ class StepClock:
     def computed(self) -> None:
         """Complete the open step, which has computed: a kill from now on cannot undo that."""
         self.complete()
-        if (step := self._open) is not None and not step.explicit and not self._closed:
+        if (step := self._open) is not None and not step.explicit and not self.is_closed:
             if step.dispatched_ns:
                 self.events.add("call", step.what, step.kind, step.dispatched_ns, self._progress_ns)
-            self._note(step, self._progress_ns)
+            before_ns, self._computed_ns = self._computed_ns, self._progress_ns
+            self._note(step, self._progress_ns, before_ns)
 
     def waited(self, start_ns: int, worked_ns: int, what: What | None = None) -> int:
         """Record and return what the thread did not work in a call in which ranks wait for each other."""
@@ -319,13 +330,27 @@ class StepClock:
         self._waits.append((start_ns, wait_ns))
         return wait_ns
 
-    def _note(self, step: OpenStep, end_ns: int) -> None:
-        """Hand on a step that ends."""
-        record = step.record(end_ns)
-        if self.has_peers:
-            waits = takewhile(lambda wait: wait[0] >= step.start_ns, reversed(self._waits.copy()))
-            record = record._replace(peers_ns=sum(wait_ns for _, wait_ns in waits))
-        self.on_step(record)
+    def _note(self, step: OpenStep, end_ns: int, before_ns: int) -> None:
+        """Hand on a step that ends, some time after the one before; short ones with those that follow."""
+        self._unnoted.append((step, end_ns))
+        if end_ns - before_ns >= LIMITS.events_rest_ns or len(self._unnoted) > LIMITS.tail_steps:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Make steps of what happened until now, and hand on those that have ended."""
+        self.catch_up()
+        while self._unnoted:
+            try:
+                step, end_ns = self._unnoted.popleft()
+            except IndexError:  # another thread hands it on
+                return
+            if step.end_ns not in (0, end_ns):  # it had computed, and has ended since
+                continue
+            record = step.record(end_ns)
+            if self.has_peers:
+                waits = self._waits.copy()
+                record = record._replace(peers_ns=sum(ns for at, ns in waits if step.start_ns <= at < end_ns))
+            self.on_step(record)
 
     def _peers_ns(self, step: OpenStep) -> int | None:
         """Return how long a step waited for other ranks, None if there are none; steps come in order."""
@@ -472,7 +497,7 @@ class StepClock:
         """Record a span of the thread that trains, unless it is part of a wait for input."""
         whole, dur_ns = spent.account in _WHOLE, spent.end_ns - spent.start_ns
         waits = "data loading" in self._accounts
-        if self._closed or not self.trains_here or not (whole or (dur_ns >= LIMITS.shortest_span_ns and not waits)):
+        if self.is_closed or not self.trains_here or not (whole or (dur_ns >= LIMITS.shortest_span_ns and not waits)):
             return
         self._spans.append((spent, None if spent.account in _AROUND else self._latest))
         self.on_span(spent)
@@ -494,8 +519,8 @@ class StepClock:
             usual = map(_usual_ns, [of_kind.copy()] if of_kind else [each.copy() for each in [*self._recent.values()]])
             self._typical = key, min(usual, default=LIMITS.first_step_ns)
         computes = self._latest is not None and self._latest.runs  # the program may well wait for that
-        since_ns = None if self._closed or computes else self._progress_ns
-        number, computes = None if step is None else step.step, computes and not self._closed
+        since_ns = None if self.is_closed or computes else self._progress_ns
+        number, computes = None if step is None else step.step, computes and not self.is_closed
         return Progress(self._thread, since_ns, number, account, self._typical[1], computes)
 
     def mark_progress(self) -> None:
@@ -507,7 +532,7 @@ class StepClock:
         taken = []
         while self._spans:
             spent, work = self._spans[0]
-            if work is not None and not work.settled and not self._closed:
+            if work is not None and not work.settled and not self.is_closed:
                 break
             self._spans.popleft()
             if work is not None and work.done_ns is not None and work.done_ns > spent.start_ns:
@@ -529,7 +554,7 @@ class StepClock:
             self._next = ending.step
             ending.step -= 1
         end_ns = monotonic_ns()
-        if ending.step >= 0 and not self._closed:
+        if ending.step >= 0 and not self.is_closed:
             ending.end_ns = self._progress_ns = end_ns
             self._ended.append(ending)
             if ending.explicit and ending.complete:
@@ -539,7 +564,8 @@ class StepClock:
                 "mark", ending.what, ending.kind, ending.begun_ns, end_ns, end_of=end_of, number=ending.number
             )
             if ending.complete:
-                self._note(ending, ending.end_ns)
+                self._note(ending, end_ns, self._ended_ns)
+                self._ended_ns = end_ns
                 self._recent[ending.kind].append(ending.end_ns - ending.start_ns)
                 self.count += 1
         self._unmark(ending, end_ns, "end" if ending.complete else "join")
@@ -570,11 +596,13 @@ class StepClock:
 
     def open_step(self) -> StepRecord | None:
         """Return the open step as if it ended now."""
+        self.catch_up()
         step = self._open
         return self.current() if step is None else step.record(monotonic_ns())
 
     def take(self, *, final: bool = False) -> list[StepRecord]:
         """Return the steps whose work is done since the last call, in order; at the end, all."""
+        self._settle()
         taken = []
         while self._ended and (final or self._is_done(self._ended[0])):  # the training may end a step at any moment
             taken.append(self._record(self._ended.popleft()))
@@ -582,6 +610,7 @@ class StepClock:
 
     def untaken(self) -> list[StepRecord]:
         """Return the steps that `take` did not return yet, by the time of the host."""
+        self._settle()
         return [
             step.record(step.host_end_ns)._replace(done=step.work is None or step.work.settled)
             for step in self._ended.copy()
