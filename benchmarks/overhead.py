@@ -24,7 +24,10 @@ runs of 10 s. The last line is one JSON object:
     Microseconds in which the thread that trains adds an event.
 ``step_us``
     Microseconds of its processor time, by framework, that a capture without windows adds to a step of an ordinary loop:
-    JAX, PyTorch with a DataLoader, and ``fit`` of Keras. The medians of pairs of a plain and a captured training.
+    JAX, PyTorch with a DataLoader, and ``fit`` of Keras, of the smallest steps, which vary least. The difference of the
+    medians of plain and captured trainings in alternation, each by the lower quartile of blocks of 16 steps.
+``step_process_us``
+    The same of all threads of the process, by whole trainings; it varies by more.
 ``bytes_ratio``
     Bytes of the XPlanes of the continuous runs divided by those of the statistics kept.
 """
@@ -66,6 +69,7 @@ from tpunb.training.program import user_frame
 
 MINUTE_WINDOWS = 3 + 5  # per minute by the default schedule without new steps: three, then one per 10 s
 QUICK_S = 20.0  # after which `--quick` starts no pair
+STEPS, BLOCKS = 16, 50  # of each training of small steps
 
 
 @dataclass(frozen=True)
@@ -253,24 +257,59 @@ def event_us() -> float:
     return min(rounds_us() for _ in range(50))  # interruptions only add
 
 
-def step_us(folder: Path, pairs: int, steps: int = 200) -> dict[str, float]:
-    """Return the microseconds of processor time, by framework, that a capture adds to a step in the training thread."""
+def small_steps(name: str) -> Callable[[], list[float]]:
+    """Return a training of the smallest steps of a framework, which returns the processor time of each few of them."""
+    times = list[float]()
+    begun_s = [0.0]
 
-    def thread_s(train: trainings.Train) -> float:
-        begin_s = time.thread_time()
-        train(steps, None)
-        return time.thread_time() - begin_s
+    def begin() -> None:
+        begun_s[0] = time.thread_time()
 
-    added_us: dict[str, float] = {}
-    for name, build in (("keras", trainings.by_keras), ("jax", trainings.by_jax), ("torch", trainings.by_torch)):
-        train, took_us = build(64), list[float]()
-        train(20, None)  # compiles
+    def end() -> None:
+        times.append(time.thread_time() - begun_s[0])
+
+    if name == "keras":
+        import keras
+
+        hooks = {"on_epoch_begin": lambda *_: begin(), "on_epoch_end": lambda *_: end()}
+        train = trainings.by_keras(1, 1, 1, epochs=BLOCKS, callbacks=[keras.callbacks.LambdaCallback(**hooks)])
+    else:
+        train = getattr(trainings, f"by_{name}")(1, 1, 1)
+
+    def blocks() -> list[float]:
+        times.clear()
+        for _ in range(1 if name == "keras" else BLOCKS):
+            begin()
+            train(STEPS, None)
+            if name != "keras":
+                end()
+        return sorted(times)
+
+    return blocks
+
+
+def step_us(folder: Path, pairs: int) -> dict[str, dict[str, float]]:
+    """Return the microseconds of processor time, by framework, that a capture adds to a step: see the module."""
+    added_us: dict[str, dict[str, float]] = {"step_us": {}, "step_process_us": {}}
+    for name in ("keras", "jax", "torch"):
+        train, plain, captured = small_steps(name), list[tuple[float, float]](), list[tuple[float, float]]()
+
+        def run(runs: list[tuple[float, float]], train: Callable[[], list[float]] = train) -> None:
+            begin_s, blocks = time.process_time(), train()
+            process_us = (time.process_time() - begin_s) / BLOCKS / STEPS * 1e6
+            runs.append((blocks[len(blocks) // 4] / STEPS * 1e6, process_us))  # interruptions only add
+
+        train()  # compiles
         for at in range(pairs):
-            plain_s = thread_s(train)
+            run(plain)
             with tp.capture(folder / f"{name}-{at}", schedule=Schedule.ticks(), keep="none"):
-                train(20, None)  # first calls are looked at
-                took_us.append((thread_s(train) - plain_s) / steps * 1e6)
-        added_us[name] = round(statistics.median(took_us), 1)
+                train()  # first calls are looked at
+                run(captured)
+            run(plain)
+        for which, of in zip(
+            added_us, zip(zip(*captured, strict=True), zip(*plain, strict=True), strict=True), strict=True
+        ):
+            added_us[which][name] = round(statistics.median(of[0]) - statistics.median(of[1]), 1)
     return added_us
 
 
@@ -386,7 +425,7 @@ def main() -> None:
         for case in cases:
             result[case.name] = report(case, trained(case.by, case.step_s)[1], done[case.name], quick=options.quick)
         result |= of_processes(Path(name), 1 if options.quick else 3)
-        result |= {"event_us": round(event_us(), 2), "step_us": step_us(Path(name), 3 if options.quick else 9)}
+        result |= {"event_us": round(event_us(), 2), **step_us(Path(name), 3 if options.quick else 15)}
         result["bytes_ratio"] = round(kept(sorted(Path(name).glob("continuous*"))), 1)
     print(json.dumps({name: ratio for name, ratio in result.items() if name != "default_5ms, JAX"}))
 
