@@ -176,23 +176,12 @@ class EventLog:
                     noted = self._noted.popleft()
                 except IndexError:  # another thread has taken it
                     return
-                self._add_row(*noted)
+                self._add_row(noted)
         except Exception as error:  # noqa: BLE001  must never reach the training
             self._fail(error)
 
-    def _add_row(
-        self,
-        thread: int,
-        event: str,
-        what: What | None,
-        key: Hashable,
-        start_ns: int,
-        end_ns: int,
-        place: int,
-        arrays: Signature | None,
-        end_of: str | None,
-        number: int | None,
-    ) -> None:
+    def _add_row(self, noted: tuple[Any, ...]) -> None:
+        thread, event, what, key, start_ns, end_ns, place, arrays, end_of, number = noted
         start, end = (start_ns - self.origin_ns) // 1000, (end_ns - self.origin_ns) // 1000
         key_id = self._keys[key]
         kind = event, key_id, place, thread

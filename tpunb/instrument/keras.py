@@ -415,8 +415,7 @@ def _drawn() -> type[Any]:
             return self is other or super().__eq__(other)
 
         def to_tensors(self, value: Any) -> list[Any]:
-            tensors: list[Any] = self._optional_spec._to_components(value.optional)
-            return tensors
+            return [*self._optional_spec._to_components(value.optional)]
 
         def cast(self, value: Any, context: Any) -> Any:
             return value if value._type_spec is self else super().cast(value, context)

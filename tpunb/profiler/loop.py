@@ -1,7 +1,7 @@
 """Feed what frameworks are asked to do, as events, to the fold of steps, and its steps to the clock, live.
 
-The thread that trains only notes an event. Whoever takes steps folds those noted since, in the threads that record: in
-windows alone, a profiler may have to begin or end between two steps, and the thread that trains folds each at once.
+The thread that trains only notes an event; the threads that record fold it as they take steps. In windows alone, where
+a profiler may have to begin or end between two steps, the thread that trains folds each at once.
 """
 
 from __future__ import annotations
