@@ -292,6 +292,22 @@ def test_rows_that_hold_no_event_are_left_out(data, at):
     assert all(isinstance(number, int) for number in reasons)
 
 
+def test_the_line_of_an_instruction_is_looked_for_once():
+    """Python counts lines from the first of a function on."""
+
+    class Frame:
+        f_code, f_lasti, looks = frame_at(7).f_code, 14, 0
+
+        @property
+        def f_lineno(self):
+            Frame.looks += 1
+            return 7
+
+    log = EventLog(Frame)
+    assert [log.add("fetch", STEP, 1, 1000, 2000) for _ in range(3)] == [1, 1, 1]
+    assert Frame.looks == 1
+
+
 def test_nothing_is_recorded_after_the_end():
     log = a_log()
     log.add("fetch", STEP, 1, 1000, 2000)

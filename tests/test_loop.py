@@ -1,6 +1,7 @@
 """Steps of loops without marks, from fetches, calls, gradients and updates on a simulated clock."""
 
 import sys
+import threading
 from collections import Counter
 from contextlib import ExitStack
 from itertools import pairwise
@@ -362,6 +363,33 @@ def test_a_loop_without_fetches_has_a_step_an_update(program, batches):
         if number % batches == batches - 1:
             program.update()
     assert program.kinds() == {"train": 10}
+
+
+def test_steps_of_a_loop_are_found_in_another_thread_unless_a_window_runs(program):
+    places = []
+    program.clock.boundary = lambda: places.append(threading.get_ident())
+
+    def step():
+        program.call("step")
+
+    for _ in range(8):
+        step()
+    assert program.clock.count < 7  # those of the first calls, at which stacks are recorded
+    other = threading.Thread(target=program.clock.take)
+    other.start()
+    other.join()
+    assert (program.clock.count, places) == (7, [])
+    program.clock.is_traced = lambda: True
+    step()
+    assert (program.clock.count, places) == (8, [threading.get_ident()])
+
+
+def test_a_loop_folds_its_events_itself_where_nothing_takes_steps(program, monkeypatch):
+    monkeypatch.setattr(loop_module, "_MOST_NOTED", 10)
+    for _ in range(100):
+        program.call("step")
+    assert len(program.loop._noted) <= 10
+    assert program.clock.count >= 89
 
 
 def test_a_loop_without_an_optimizer_has_a_step_a_backward_pass(program):

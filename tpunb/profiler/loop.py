@@ -124,7 +124,7 @@ class Loop:
         place = self.clock.events.add("call", what, function, begun_ns, now_ns, arrays=signature)
         work, follows = self.clock.launch(result, now_ns)
         if self.clock.opened is None:
-            self.clock.mark_progress()
+            self.clock.mark_progress(now_ns)
         self._add(Event("call", begun_ns, now_ns, what, function, place, signature, follows=follows, work=work))
         if self._calls[function] < LOOP_CALLS:
             self._calls[function] += 1

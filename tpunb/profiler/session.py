@@ -81,7 +81,9 @@ class CaptureSession:
         self._entered_ns = time.monotonic_ns()
         self._origin_ns = self._entered_ns  # of the run, whose time is that of its block
         self.writer, self.source, self._schedule, self._keep, self._until = writer, source, schedule, keep, until
-        self.clock = StepClock(self._annotate, until=until, reached=lambda: self.stop(f"stopped at step {until}"))
+        self.clock = StepClock(
+            self._annotate, until=until, reached=lambda: self.stop(f"stopped at step {until}", wait=False)
+        )
         if hasattr(source, "boundary"):
             self.clock.boundary = self._boundary
         self._at_boundary = False  # whether the source begins or ends a session in the thread that trains
@@ -232,16 +234,20 @@ class CaptureSession:
         problem = f"the capture into {self.writer.source} ends here: its context manager was collected as garbage"
         warn_user(f"{problem}; write `with tp.capture(...)`, or keep it until you leave it", RuntimeWarning, 3)
 
-    def stop(self, state: str = "stopped") -> None:
-        """End the capture while the block continues; return at once."""
+    def stop(self, state: str = "stopped", *, wait: bool = True) -> None:
+        """End the capture while the block continues; return at once, without `wait` even while another thread does."""
         if self._forked or sys.is_finalizing():  # a thread that starts then waits forever
             return
-        self.clock.catch_up()
-        with self._end_lock:
+        if not self._end_lock.acquire(blocking=wait):
+            return
+        try:
             if self._ended.is_set():
                 return
             self._state = state
             self._span_ns = time.monotonic_ns() - self._origin_ns
+            self.clock.catch_up()  # another thread may do that now, and reach the last step
+            if self._ended.is_set():  # the last step was reached here
+                return
             self.clock.close()
             self._ended.set()
             self.recorder.stalls.stop()
@@ -249,6 +255,8 @@ class CaptureSession:
                 self._closing.start()
             except RuntimeError:  # too many, or from Python 3.12 on, as the interpreter ends
                 self._close()
+        finally:
+            self._end_lock.release()
 
     def note_begin(self) -> None:
         """Record the time since the first line of the block, in which the program waited for the capture."""

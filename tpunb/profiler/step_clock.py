@@ -523,9 +523,9 @@ class StepClock:
         number, computes = None if step is None else step.step, computes and not self.is_closed
         return Progress(self._thread, since_ns, number, account, self._typical[1], computes)
 
-    def mark_progress(self) -> None:
+    def mark_progress(self, now_ns: int | None = None) -> None:
         """Give a sign of progress."""
-        self._progress_ns = monotonic_ns()
+        self._progress_ns = now_ns or monotonic_ns()
 
     def take_spans(self) -> list[Spent]:
         """Return the spans that ended since the last call."""
