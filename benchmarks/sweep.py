@@ -8,7 +8,8 @@ process that computes now and then; pairs of sweeps are made of disjoint rounds 
 ``knee``
     Of 20 made-up sweeps with drift and 30 % outliers, the share whose saturation is the known one.
 ``ratio_low``
-    Lower end of the interval of the throughput of ``fc`` 4 x 256 with batch 1,024 by that with batch 16.
+    Lower end of the interval of the throughput of ``fc`` 4 x 256 with batch 1,024 by that with batch 16; null where the
+    budget reached one of them alone.
 ``points_s``
     Seconds of a sweep that measures 20 points in 8 rounds at least, with the start of its process and the peaks of
     this CPU; null if that took more than 60 s.
@@ -111,13 +112,16 @@ def knee_share(seeds: int = 20, count: int = 20) -> float:
     return hits / seeds
 
 
-def gain(quick: bool) -> float:
-    """Return the lower end of the throughput of a large batch by that of a small one."""
+def gain(quick: bool) -> float | None:
+    """Return the lower end of the throughput of a large batch by that of a small one; None if one was not reached."""
     fixed = {"layers": [4], "nodes": [256], "input": [256], "output": [64]}
     sweep = tp.sweep(tp.studies.sweeps.fc, budget=20 if quick else 40, batch=[16, 1024], **fixed)
     small, large = sweep.frame.sort("batch").rows(named=True)
+    if small["low_ps"] is None or large["high_ps"] is None:
+        print(f"  fc 4 x 256: {small['state']} at 16, {large['state']} at 1,024: the machine was busy")
+        return None
     print(f"  fc 4 x 256: {small['examples_per_s']:,.0f} examples/s at 16, {large['examples_per_s']:,.0f} at 1,024")
-    return float(1024 / large["high_ps"] / (16 / small["low_ps"]))
+    return round(float(1024 / large["high_ps"] / (16 / small["low_ps"])), 2)
 
 
 def points_seconds() -> float | None:
@@ -142,7 +146,7 @@ def main() -> None:
     result = {
         "aa": equal_share(8 if quick else 40, 8),
         "knee": knee_share(),
-        "ratio_low": round(gain(quick), 2),
+        "ratio_low": gain(quick),
         "points_s": None if quick else points_seconds(),
     }
     print(json.dumps(result))
