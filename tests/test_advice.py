@@ -537,19 +537,25 @@ def with_facts(rule, phases):
     return phases
 
 
+def run_events(**rows):
+    """Return the events of a run from rows of their tables."""
+    frames = {name: getattr(schema, f"RUN_{name.upper()}") for name in RunEvents._fields}
+    return RunEvents(**{name: pl.DataFrame(rows.get(name, []), of, orient="row") for name, of in frames.items()})
+
+
 def with_frozen_model(phases, *, gradients_s=10, backward=4):
     """Phases with 30 s in a call of a model, half of whose operations have `backward` / 4 gradients."""
     times = [("aten::addmm", 4), ("AddmmBackward0", backward)]
     ops = [("toy", step, op, "host", None, count, S, S) for step in range(10) for op, count in times]
     rows = [("toy", at * S, "a.py:9 in f", False, False, False, False, "a.py:3 in g") for at in range(30)]
     rows += [("toy", at * S, "a.py:4 in g", False, False, False) for at in range(30, 40)]
-    gradients = pl.DataFrame({"event": ["gradient"], "start_ps": [0], "end_ps": [gradients_s * S]})
+    gradients = {"host": "toy", "event": "gradient", "start_ps": 0, "end_ps": gradients_s * S, "count": 1}
     steps = replace(
         phases.steps,
         ops=pl.DataFrame(ops, schema.OPS, orient="row"),
         devices=phases.steps.devices.clear(),
         wall=replace(phases.steps.wall, samples=samples_of(rows)),
-        read_run_events=lambda: RunEvents(gradients, *[pl.DataFrame(schema=schema.RUN_SIGNATURES)] * 4),
+        read_run_events=lambda: run_events(events=[gradients]),
     )
     return replace(phases, steps=steps)
 
@@ -579,9 +585,8 @@ def test_a_model_is_named_frozen_only_if_it_takes_no_gradients_and_longer_than_t
 
 def test_state_in_double_precision_is_known_from_what_functions_take():
     def of(takes):
-        signatures = pl.DataFrame([("toy", 1, takes, "float64[2]", "returned")], schema.RUN_SIGNATURES, orient="row")
-        empty = pl.DataFrame(schema={"event": pl.String, "start_ps": pl.Int64, "end_ps": pl.Int64})
-        steps = replace(accounted().steps, read_run_events=lambda: RunEvents(*[empty] * 4, signatures))
+        signatures = [("toy", 1, takes, "float64[2]", "returned")]
+        steps = replace(accounted().steps, read_run_events=lambda: run_events(signatures=signatures))
         return of_run(labelled(steps, [0] * 10))
 
     assert "double precision" in of("float64[2], float64[8,2]")

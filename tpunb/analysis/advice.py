@@ -117,7 +117,8 @@ def _candidates(
     of_run = _applied("run", metrics, float(run.wall_ps), run)
     if "slow rank" in of_phases["rule"]:  # which makes them uneven
         of_run = of_run.filter(pl.col("rule") != "uneven ranks")
-    general = _of_accounts(run, of_run, of_phases)
+    excused_waits = max(crowding_of_waits(run), metrics["awaiting_ps"].item() / max(metrics["loading_ps"].item(), 1))
+    general = _of_accounts(run, of_run, of_phases, excused_waits)
     # what the clock knows of an account is the same waste in its phases
     accounts = [*of_run.drop_nulls("account")["account"]]
     of_phases = of_phases.filter(pl.col("phase").is_null() | ~pl.col("account").is_in(accounts).fill_null(value=False))
@@ -216,7 +217,7 @@ def _remedies(cause: Cause, applied: pl.DataFrame) -> list[Remedy | None]:
     return [None if number is None else cause.remedies[number] for number in numbers]
 
 
-def _of_accounts(run: Goodput, of_run: pl.DataFrame, of_phases: pl.DataFrame) -> pl.DataFrame:
+def _of_accounts(run: Goodput, of_run: pl.DataFrame, of_phases: pl.DataFrame, excused_waits: float) -> pl.DataFrame:
     """Return each account whose time has no known cause, as far as it has none, with the remedy of phases in it."""
     explained = dict(
         of_run.drop_nulls(["account", "saves_ps"]).group_by("account").agg(pl.col("saves_ps").sum()).rows()
@@ -234,7 +235,7 @@ def _of_accounts(run: Goodput, of_run: pl.DataFrame, of_phases: pl.DataFrame) ->
     columns = {"account": pl.String(), "subject": pl.String(), "mostly": pl.String(), "typical_ps": pl.Float64()}
     sums = pl.DataFrame(rows, schema={**columns, "rest": pl.Float64(), "phase": pl.Int64()}, orient="row")
     busy = pl.lit(others_used(run) is not None)
-    excused = pl.when(account="data loading").then(crowding_of_waits(run)).otherwise(0.0)
+    excused = pl.when(account="data loading").then(excused_waits).otherwise(0.0)
     sums = sums.with_columns(excused=excused, busy=busy)
     general = _applied("account", sums, float(run.wall_ps), run)
     inside = of_phases.filter(pl.col("phase").is_not_null()).drop_nulls("account").unique("account", keep="first")

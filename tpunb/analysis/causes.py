@@ -196,7 +196,8 @@ _OF_INPUT = (
         source="over 10 % of step time: XProf's InputBoundRule",
         no_fault="other programs kept all processors busy meanwhile; or the storage has no more bandwidth"),
     Cause(
-        "T102", "data loading", "new iterators", when=pl.col("anew") > 0.05, saves=pl.col("anew"),
+        "T102", "data loading", "new iterators",
+        when=(pl.col("anew") - pl.col("awaiting") > 0.05) | (pl.col("anew") > 0.2), saves=pl.col("anew"),
         sentence="New iterators, which Keras makes at the end of each epoch, and waits for their first batches took "
         "{took}",
         remedies=(

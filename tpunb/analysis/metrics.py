@@ -22,6 +22,7 @@ from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.op_matrix import distinct_ops, op_matrix, self_times
 from tpunb.frames.steps import WallClock
+from tpunb.instrument.sink import What
 from tpunb.schema import ACCOUNTS, SPANS, UTILISATION, check
 from tpunb.signals import DATA_END, NEW_ITERATOR, WORKERS_START
 from tpunb.step_stats.boundaries import is_primitive
@@ -73,6 +74,7 @@ _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single
 _SMALL_PS, _SMALL_SHARE = 10e6, 0.8  # of PyTorch on a CPU: 3 us each in loops over examples
 _MANY_OPS = 200  # for each gradient of a parameter: 20 to 45 in models of any depth, 800 in a loop over examples
 _GRADIENT, _BACKWARD = "torch::autograd::AccumulateGrad", r"^(.*)Backward\d*$"
+_OF_PYTORCH = r"^aten::|Backward\d*$"
 _FROZEN = 0.2  # of the operations of models, without gradients
 _LARGE_PS = 100e6  # of an operation of PyTorch that several threads compute faster
 _SLOWER = 1.25  # step time of a stalled phase by that of its twin
@@ -330,13 +332,13 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     ``wall_ps``; of each account by its ``metric`` in ``tpunb.schema.ACCOUNTS``, of ``retracing`` (tracing and
     compiling a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three
     models or more, but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew``
-    (iterators of Keras, and waits for their first batches), ``ended`` (iterators of tf.data) and ``ending`` (but for
-    the last), ``starting`` and ``restarting`` (workers of a DataLoader, in its first pass and later), ``importing``
-    (modules, by samples of preparation), ``refitting`` (around and before the steps of fits of one batch),
-    ``stepping`` (steps without waits), ``dispatching`` (of it, what a compiled step would not take; see ``eager``),
-    ``slowing`` (of steps, beyond those of the first quarter) and ``frozen`` (a model without gradients, called at
-    ``frozen_at``), ``double`` (what double precision costs at most) and ``unthreaded`` (what ``processors`` beyond the
-    ``threads`` of PyTorch would save at most) the share of wall time, 0 to 1, and the time such as
+    (iterators of Keras, with ``awaiting``, the waits for their first batches), ``ended`` (iterators of tf.data) and
+    ``ending`` (but for the last), ``starting`` and ``restarting`` (workers of a DataLoader, in its first pass and
+    later), ``importing`` (modules, by samples of preparation), ``refitting`` (around and before the steps of fits of
+    one batch), ``stepping`` (steps without waits), ``dispatching`` (of it, what a compiled step would not take; see
+    ``eager``), ``slowing`` (of steps, beyond those of the first quarter) and ``frozen`` (a model without gradients,
+    called at ``frozen_at``), ``double`` (what double precision costs at most) and ``unthreaded`` (what ``processors``
+    beyond the ``threads`` of PyTorch would save at most) the share of wall time, 0 to 1, and the time such as
     ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in bytes; ``crowding``, the share
     of the processors that other programs used while none was free; ``eager``, what runs steps operation by operation;
     ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "thread" if code waits for one,
@@ -344,8 +346,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     callbacks mostly call one; ``evaluates``, "predict" if that takes most; ``saves``, "background" if Orbax does not
     hold up the training for them; ``callback`` and ``retraced``, what took most of it, with ``callback_ps``, the
     ``reason`` of retracing, and what had ``changed``: function, value, shape or growth; ``models``, how many steps of
-    models were traced; ``unplanned``, ``saving`` without a known time between failures; ``save_ps``, time to save once;
-    ``save_every_ps``, wall time by number of saves;
+    models were traced; ``unplanned``, ``saving`` without a known time between failures; ``save_ps``, time to save
+    once; ``save_every_ps``, wall time by number of saves;
     ``save_best_ps``, the interval of least loss by Young.
 
     Parameters
@@ -385,7 +387,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     for name, time_ps in begun_ps.items():
         taken[name] = min(int(time_ps) // run.hosts, most_ps)
         most_ps -= taken[name]
-    taken["anew"] += taken.pop("awaiting")
+    taken["anew"] += taken["awaiting"]
     imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(IMPORTS))
     taken["importing"] = round(taken["preparation"] * imports["share"].sum())
     fits = phases.steps.wall.spans.filter(account="fit", detail="fit").height
@@ -499,14 +501,24 @@ def _starts(steps: Steps, what: str) -> pl.DataFrame:
     return found.select("later", "span_ps", wait_ps=pl.when(is_first).then("wait_ps"))
 
 
+def _operations(steps: Steps) -> float:
+    """Return how many compiled functions of JAX itself a step calls: single operations."""
+    if steps.read_run_events is None:
+        calls = steps.full().ops.filter(pl.col("op") == "PjitFunction")["count"].sum()
+        return float(calls) / max(len(steps.full()), 1)
+    run = steps.read_run_events()
+    named = run.names.rename({"id": "what"}).join(run.events.filter(event="call"), on=["host", "what"])
+    of_library = [What(*what).is_part_of_steps for what in named.select("library", "module", "name").iter_rows()]
+    return int(named.filter(pl.Series(of_library, dtype=pl.Boolean))["count"].sum()) / max(steps.frame.height, 1)
+
+
 @memoised
 def _eager(steps: Steps) -> str | None:
     """Return what runs the steps operation by operation: "Keras", "TensorFlow" or "JAX"; "PyTorch" if they are tiny."""
     full = steps.full()
-    calls = full.ops.filter(pl.col("op") == "PjitFunction")["count"].sum()
-    if steps.metadata.get("eager") or calls >= _EAGER_CALLS * max(len(full), 1):
+    if steps.metadata.get("eager") or _operations(steps) >= _EAGER_CALLS:
         return steps.metadata.get("eager") or "JAX"
-    ops = full.ops.filter(pl.col("op").cast(pl.String).str.contains(r"^aten::|Backward\d*$"), pl.col("count") > 0)
+    ops = full.ops.filter(pl.col("op").cast(pl.String).str.contains(_OF_PYTORCH), pl.col("count") > 0)
     each = (pl.col("self_ps") / pl.col("count")).min()  # in the step that other programs held up least
     ops = ops.group_by("op").agg(pl.col("count", "self_ps").sum(), each=each)
     small_ps = ops.filter(pl.col("each") < _SMALL_PS)["self_ps"].sum()
@@ -526,7 +538,11 @@ def _frozen(run: Goodput, steps: Steps) -> tuple[str | None, int]:
     name = pl.col("op").str.strip_prefix("aten::").str.replace_all("_", "")
     forward = ops.filter(pl.col("op").str.starts_with("aten::")).with_columns(name=name).join(backward, on="name")
     without = (1 - pl.col("back") / pl.col("count")).clip(0) * pl.col("self_ps")
-    if steps.read_run_events is None or not forward.select(without.sum() > _FROZEN * pl.col("self_ps").sum()).item():
+    gradients = ops.filter(pl.col("op") == _GRADIENT)["count"].sum()
+    of_pytorch = ops.filter(pl.col("op").str.contains(_OF_PYTORCH))["count"].sum()
+    moves = of_pytorch >= _MANY_OPS * gradients > 0  # of a policy, whose inputs follow from what it returns
+    without_ps, of_models_ps = forward.select(without.sum(), pl.col("self_ps").sum().alias("all")).row(0)
+    if steps.read_run_events is None or moves or not without_ps > _FROZEN * of_models_ps:
         return None, 0
     events = steps.read_run_events().events.filter(pl.col("event") == "gradient")
     gradients_ps = int(events.select((pl.col("end_ps") - pl.col("start_ps")).sum()).item())
