@@ -571,7 +571,7 @@ def with_frozen_model(phases, *, gradients_s=10, backward=4):
 def test_a_cache_of_programs_that_is_set_is_not_advised(cache, advised, setting):
     phases = accounted((41, 50, "program startup", "loading"))
     ops = phases.steps.ops.with_columns(op=pl.lit("PjitFunction").cast(phases.steps.ops.schema["op"]))
-    phases = replace(phases, steps=replace(phases.steps, ops=ops, metadata={"compilation cache": cache}))
+    phases = replace(phases, steps=replace(phases.steps, ops=ops, metadata={"cache": cache}))
     action = advise(phases).filter(rule="long startup")["action"].item()
     assert advised in action
     assert setting is None or setting in action

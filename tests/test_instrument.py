@@ -136,4 +136,4 @@ def test_settings_that_decide_how_fast_a_library_computes_are_recorded(tmp_path)
     of_torch, of_jax = json.loads(out.splitlines()[-1])
     assert (of_torch["threads"], of_torch["dtype"]) == ("1", "float64")
     assert int(of_torch["processors"]) >= 1
-    assert of_jax["compilation cache"] == "slow"  # by default, JAX keeps what took a second to compile
+    assert of_jax["cache"] == "slow"  # by default, JAX keeps what took a second to compile

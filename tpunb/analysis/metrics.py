@@ -685,7 +685,7 @@ def traits(steps: Steps) -> dict[str, str | None]:
         of_kinds = (_of_names(steps, named.filter(op.str.contains(kind)), ["self_ps"]) for kind in _PIPELINE)
         in_python, all_ps = (int(rows["self_ps"].sum()) for rows in of_kinds)
         data = "Python tf.data" if in_python > all_ps / 2 else data
-    return {"data": data, "framework": framework, "backend": backend, "cache": steps.metadata.get("compilation cache")}
+    return {"data": data, "framework": framework, "backend": backend, "cache": steps.metadata.get("cache")}
 
 
 _CHANGED = {

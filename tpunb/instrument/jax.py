@@ -293,7 +293,7 @@ def _compilations(sink: Sink, stack: ExitStack) -> None:
             name = str(facts.get("fun_name") or "a function")
             again, reason = clock.again
             if kind == "compile":
-                clock.metadata["compilation cache"] = _cache(jax.config)
+                clock.metadata["cache"] = _cache(jax.config)
             what, start_ns = What(LIBRARY.name, "", name), now_ns - round(duration * 1e9)
             clock.past(kind, what, start_ns, now_ns, reason if again in (name, name[4:-1]) else None)  # or "jit(f)"
 

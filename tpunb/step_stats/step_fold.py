@@ -587,8 +587,8 @@ class StepFold:
     def _may_act(self, function: str) -> bool:
         """Return whether a function takes no gradients, and mostly arrays that it does not update."""
         arrays = self._of(function)
-        is_known = function in self.learning or arrays.measures or self._is_evaluation(function)
-        return arrays.reads_most and not is_known
+        has_role = function in self.learning or arrays.measures or self._is_evaluation(function)
+        return arrays.reads_most and not has_role
 
     def _kind_of(self, function: str, *, measures: bool) -> tuple[str, str]:
         """Return the kind of the steps of a function, and why."""
