@@ -11,27 +11,27 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 5_310,
+    "analysis": 5_430,
     "charts": 1_730,
-    "checkpoint": 1_900,
+    "checkpoint": 1_880,
     "cluster": 2_040,
     "costs": 1_180,
     "frames": 1_560,
-    "instrument": 2_230,
-    "io": 5_320,
-    "profiler": 4_730,
+    "instrument": 2_280,
+    "io": 5_340,
+    "profiler": 4_570,
     "protobuf": 390,
-    "root": 2_390,
-    "step_stats": 2_960,
+    "root": 2_400,
+    "step_stats": 3_160,
     "testing": 630,
     "tfdata": 1_130,
     "torchdata": 1_030,
     "training": 3_170,
-    "tuning": 3_620,
+    "tuning": 3_580,
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 61_700, 264  # of the package without studies: all lines; modules
+LINES, FILES = 61_950, 264  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
