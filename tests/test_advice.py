@@ -489,6 +489,7 @@ OF_RUN = {
     "rebuilt models": ([(41 + 5 * i, 4, "program startup", "tracing the step of fit") for i in range(4)], {}, 12),
     "long startup": ([(41, 50, "program startup", "loading")], {}, 50),
     "long evaluation": ([], {}, 28),
+    "mode to evaluate": ([(41, 20, "evaluation", None)], {}, 20),
     "fits of one batch": ([(4 * i, 20, "fit", "fit") for i in range(10)], {}, 16),
     "eager steps": ([], {}, 30),  # a quarter in operations
     "debugging": ([], {}, None),

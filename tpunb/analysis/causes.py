@@ -523,7 +523,8 @@ _OF_THE_PROGRAM = (
         remedies=(Remedy("save more often"),), evidence=f"{_CLOCK}saves; the time between failures that is given",
         source=_YOUNG, no_fault="a run that is lost is not repeated"),
     Cause(
-        "T406", "evaluation", "long evaluation", when=pl.col("evaluation") > pl.col("productive"),
+        "T406", "evaluation", "long evaluation",
+        when=(pl.col("evaluation") > pl.col("productive")) & ~_is("evaluates", "mode"),
         saves=pl.col("evaluation"), sentence="Evaluation took {took}{mostly}",
         remedies=(
             Remedy(
@@ -549,6 +550,15 @@ _OF_THE_PROGRAM = (
         remedies=(Remedy("write summaries less often, with fewer histograms and images"),),
         evidence=f"{_FULL}operations that write summaries", source="TPUPoint VI.B, observation 3",
         no_fault="they are read", of="phase"),
+    Cause(
+        "T409", "evaluation", "mode to evaluate", when=(pl.col("evaluation") > 0.1) & _is("evaluates", "mode"),
+        saves=pl.col("evaluation"), sentence="A model in its mode to evaluate took {took}{mostly}",
+        remedies=(
+            Remedy(
+                "let a policy that acts in it act in several environments at once, or evaluate less often"),
+        ),
+        evidence=f"{_CLOCK}from the mode of a model to evaluate until that to train; no batch is fetched in it",
+        source="as T101", no_fault="the moves are what the policy learns from"),
 )
 
 # -- devices -----------------------------------------------------------------------------------------------------------

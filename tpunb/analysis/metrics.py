@@ -343,12 +343,12 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     of the processors that other programs used while none was free; ``eager``, what runs steps operation by operation;
     ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "thread" if code waits for one,
     "collector" if it collects garbage; ``collects``, "program" if that collects garbage itself; ``calls``, "model" if
-    callbacks mostly call one; ``evaluates``, "predict" if that takes most; ``saves``, "background" if Orbax does not
-    hold up the training for them; ``callback`` and ``retraced``, what took most of it, with ``callback_ps``, the
-    ``reason`` of retracing, and what had ``changed``: function, value, shape or growth; ``models``, how many steps of
-    models were traced; ``unplanned``, ``saving`` without a known time between failures; ``save_ps``, time to save
-    once; ``save_every_ps``, wall time by number of saves;
-    ``save_best_ps``, the interval of least loss by Young.
+    callbacks mostly call one; ``evaluates``: "predict", "mode" if no batch is evaluated, or "batches"; ``saves``,
+    "background" if Orbax does not hold up the training for them; ``callback`` and ``retraced``, what took most of it,
+    with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``: function, value, shape or growth;
+    ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a known time between failures;
+    ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the interval of
+    least loss by Young.
 
     Parameters
     ----------
@@ -464,10 +464,14 @@ def _share_at(places: pl.DataFrame, pattern: str) -> float:
     return there / max(int(places["samples"].sum()), 1)
 
 
-def _evaluates(steps: Steps) -> str | None:
-    """Return "predict" if the program predicts beside its training, for longer than it evaluates."""
+def _evaluates(steps: Steps) -> str:
+    """Return "predict" if that takes most, "mode" if models are in their mode for it without a batch, or "batches"."""
     times = dict(steps.frame.group_by("kind").agg(pl.col("dur_ps").sum()).iter_rows())
-    return "predict" if times.get("predict", 0) > times.get("eval", 0) else None
+    if times.get("predict", 0) > times.get("eval", 0):
+        return "predict"
+    spans = pl.DataFrame() if steps.wall is None else steps.wall.spans.filter(account="evaluation")
+    only_mode = spans.height > 0 and "eval" not in times and spans["detail"].null_count() == spans.height
+    return "mode" if only_mode else "batches"
 
 
 def _reads_tf_data(steps: Steps) -> bool:

@@ -144,8 +144,8 @@ class Loop:
 
     def _end_evaluation(self, now_ns: int) -> None:
         fold = self.fold
-        begun_ns = fold.evaluates_since
-        if begun_ns is not None and fold.has_model:  # else a copy of a model that is not called yet
+        if fold.evaluates_since is not None and fold.model_since is not None:  # else a model that is not called yet
+            begun_ns = max(fold.evaluates_since, fold.model_since)
             self.clock.add_span(Spent("evaluation", None, begun_ns, now_ns))
 
     @_harmless

@@ -202,7 +202,7 @@ class StepFold:
         self.learning = set[str]()  # functions that take gradients
         self.marked = set[str]()  # functions that are called in marked steps
         self.evaluates_since: int | None = None  # since when a model is in the mode to evaluate
-        self.has_model = False  # whether a model was called
+        self.model_since: int | None = None  # when a model was first called
         self._parts = deque[Part]()  # that are over, and may be a part of a step
         self._fetch: tuple[int, int, Event] | None = None  # before a mark: start, time, and the last
         self._optimizers = dict[frozenset[Hashable], str]()  # kinds of steps
@@ -290,7 +290,7 @@ class StepFold:
     def _on_call(self, event: Event) -> None:
         function, what = event.key, event.what
         if not isinstance(function, str):  # of a model, for the first time
-            self.has_model = True
+            self.model_since = self.model_since or event.end
             self._begun = self._begun or event.end
             return
         if what is not None and what.library == "keras":  # the work of a step that it marks
@@ -641,7 +641,9 @@ class StepFold:
             if not (many or final or (self._by_gradients and not self._optimizers)):
                 return False
             self._by_gradients = self._by_gradients or many
-        elif not (self.has_model or self.calls or self._optimizers):  # nothing computes: the program looks at its data
+        elif not (
+            self.model_since or self.calls or self._optimizers
+        ):  # nothing computes: the program looks at its data
             self._parts.clear()
             return True
         else:
