@@ -4,6 +4,7 @@ import sys
 import threading
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from tpunb.instrument import jax, tensorflow, torch
 from tpunb.instrument.sink import Signature, What
 from tpunb.profiler import loop as loop_module
 from tpunb.profiler import step_clock
+from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.loop import Loop
 from tpunb.profiler.step_clock import StepClock
 
@@ -385,11 +387,22 @@ def test_steps_of_a_loop_are_found_in_another_thread_unless_a_window_runs(progra
 
 
 def test_a_loop_folds_its_events_itself_where_nothing_takes_steps(program, monkeypatch):
-    monkeypatch.setattr(loop_module, "_MOST_NOTED", 10)
+    monkeypatch.setattr(loop_module, "LIMITS", replace(LIMITS, most_noted=10, few_noted=0))
     for _ in range(100):
         program.call("step")
     assert len(program.loop._noted) <= 10
     assert program.clock.count >= 89
+
+
+def test_steps_that_last_are_handed_on_as_they_end(program):
+    handed = []
+    program.clock.on_step = handed.append
+    for number in range(20):
+        program.fetch("data")
+        program.now_ns += 10_000_000
+        program.learn()
+        program.update()
+        assert len(handed) == number
 
 
 def test_a_loop_without_an_optimizer_has_a_step_a_backward_pass(program):

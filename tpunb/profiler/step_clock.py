@@ -331,12 +331,12 @@ class StepClock:
         return wait_ns
 
     def _note(self, step: OpenStep, end_ns: int, before_ns: int) -> None:
-        """Hand on a step that ends, some time after the one before; short ones with those that follow."""
+        """Hand on a step that ends, some time after the one before; short ones of a library with those that follow."""
         self._unnoted.append((step, end_ns))
-        if end_ns - before_ns >= LIMITS.events_rest_ns or len(self._unnoted) > LIMITS.tail_steps:
-            self._settle()
+        if step.explicit or end_ns - before_ns >= LIMITS.events_rest_ns or len(self._unnoted) > LIMITS.tail_steps:
+            self.settle()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Make steps of what happened until now, and hand on those that have ended."""
         self.catch_up()
         while self._unnoted:
@@ -602,7 +602,7 @@ class StepClock:
 
     def take(self, *, final: bool = False) -> list[StepRecord]:
         """Return the steps whose work is done since the last call, in order; at the end, all."""
-        self._settle()
+        self.settle()
         taken = []
         while self._ended and (final or self._is_done(self._ended[0])):  # the training may end a step at any moment
             taken.append(self._record(self._ended.popleft()))
@@ -610,7 +610,7 @@ class StepClock:
 
     def untaken(self) -> list[StepRecord]:
         """Return the steps that `take` did not return yet, by the time of the host."""
-        self._settle()
+        self.settle()
         return [
             step.record(step.host_end_ns)._replace(done=step.work is None or step.work.settled)
             for step in self._ended.copy()
