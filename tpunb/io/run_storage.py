@@ -99,7 +99,8 @@ class LocalFiles:
         with suppress(FileNotFoundError):
             is_folder = self._folder.is_dir() or not self._folder.exists()
             names = {path.name for path in self._folder.iterdir()} if is_folder else {""}
-            if RUN not in names and any(name != LOCK and not name.startswith(f".{RUN}.") for name in names):
+            others = any(name != LOCK and not name.startswith(f".{RUN}.") for name in names - {RUN})
+            if others and not (self._folder / RUN).is_file():  # a listing may miss what is replaced meanwhile
                 raise refused(str(self._folder))
 
     def _move_aside(self, lock: FolderLock | None) -> Path:
