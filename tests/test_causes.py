@@ -1,5 +1,6 @@
 """The table of causes: ids that stay, one page of it, one entry each."""
 
+import ast
 from collections import Counter
 from pathlib import Path
 
@@ -26,6 +27,13 @@ def test_every_cause_has_an_id_and_a_name_of_its_own_and_is_whole():
         assert each.evidence
         assert each.source
         assert each.no_fault
+
+
+@pytest.mark.parametrize("each", CAUSES, ids=lambda each: each.id)
+def test_code_of_a_remedy_is_code(each):
+    for remedy in each.remedies:
+        for code in (remedy.code, remedy.before):
+            ast.parse(code.removeprefix("%"))
 
 
 def test_a_cause_is_found_by_its_id_and_its_name():

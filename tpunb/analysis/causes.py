@@ -175,7 +175,7 @@ _INPUT = (
     Remedy(
         "take batches of its tensors by index: a DataLoader reads its rows one by one",
         "for i in range(0, len(x), n): batch = x[order[i:i + n]]",
-        before="for batch in DataLoader(TensorDataset(x), batch_size=n)", when=_is("data", "TensorDataset")),
+        before="for batch in DataLoader(TensorDataset(x), batch_size=n): ...", when=_is("data", "TensorDataset")),
     Remedy(
         "give Grain threads", "ds.to_iter_dataset(grain.ReadOptions(num_threads=16, prefetch_buffer_size=500))",
         when=_is("data", "Grain")),
@@ -256,10 +256,8 @@ _OF_INPUT = (
 _ONCE = Remedy(
     "compile once: make functions outside of the loop, use few shapes (padding, buckets), pass no Python numbers"
 )
-_JAX_CACHE = (  # by default, what compiles within a second is not kept
-    "jax.config.update('jax_compilation_cache_dir', 'compiled'), "
-    "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)"
-)
+_KEEP_ALL = "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)"  # by default, of a second or more
+_JAX_CACHE = f"jax.config.update('jax_compilation_cache_dir', 'compiled'), {_KEEP_ALL}"
 _again = pl.max_horizontal("retracing", "rebuilding")
 _prepared = pl.col("preparation") - pl.col("importing").fill_null(0)
 
@@ -305,7 +303,7 @@ _OF_STARTUP = (
             Remedy("train longer per run: programs are kept already", when=_is("cache", "all")),
             Remedy(
                 "train longer per run, or keep programs that compile within a second, too",
-                _JAX_CACHE.partition(", ")[2], when=_is("cache", "slow")),
+                _KEEP_ALL, when=_is("cache", "slow")),
             Remedy("train longer per run, or keep programs", _JAX_CACHE, when=_is("backend", "JAX")),
             Remedy(
                 "train longer per run: TensorFlow keeps no cache of what it traces",
@@ -320,7 +318,7 @@ _OF_STARTUP = (
         remedies=(
             Remedy("train longer per run: programs are kept already", when=_is("cache", "all")),
             Remedy(
-                "keep programs that compile within a second, too", _JAX_CACHE.partition(", ")[2],
+                "keep programs that compile within a second, too", _KEEP_ALL,
                 when=_is("cache", "slow")),
             Remedy("keep programs, which costs this once", _JAX_CACHE, when=_is("backend", "JAX")),
             Remedy("enable a persistent compilation cache; this cost is paid once per run")),
@@ -423,6 +421,12 @@ _OF_STEPS = (
         source="https://docs.pytorch.org/docs/stable/autograd.html: anomaly detection",
         no_fault="the fault is not found yet"),
     Cause(
+        "T307", None, "unseen", when=(pl.col("full") == 0) & (pl.col("phase") >= 0), saves=_UNKNOWN,
+        sentence="No step of it was traced in full",
+        remedies=(Remedy("capture longer or more windows: tpunb.Schedule(window=..., every=..., budget=...)"),),
+        evidence="windows of the profiler", source="a step's metrics are known if a window holds all of it",
+        no_fault="its operations are of no interest", of="phase"),
+    Cause(
         "T308", None, "frozen model", when=(pl.col("frozen") > 0.1) & pl.col("frozen_at").is_not_null(),
         saves=pl.col("frozen"),
         sentence="A model that takes no gradients runs in the steps, {took}: mostly {frozen_at}",
@@ -459,12 +463,6 @@ _OF_STEPS = (
         evidence=f"the setting of PyTorch, and {_FULL}operations over 0.1 ms",
         source="https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html",
         no_fault="other processes of the job use the other processors"),
-    Cause(
-        "T307", None, "unseen", when=(pl.col("full") == 0) & (pl.col("phase") >= 0), saves=_UNKNOWN,
-        sentence="No step of it was traced in full",
-        remedies=(Remedy("capture longer or more windows: tpunb.Schedule(window=..., every=..., budget=...)"),),
-        evidence="windows of the profiler", source="a step's metrics are known if a window holds all of it",
-        no_fault="its operations are of no interest", of="phase"),
 )
 
 # -- what the program does beside its steps ----------------------------------------------------------------------------
