@@ -339,9 +339,7 @@ def timed(clock: Clock, kind: Callable[[], str | None], original: Callable[[Any]
         first, last, data = original(epochs)
         # Keras replaces it at the end of an epoch: its end waits for what it prepares, unless that is ready by then
         setattr(epochs, _ITERATOR, data)
-        if first == last and _is_of_tensorflow(
-            data.__class__
-        ):  # several steps in one call draw their batches in the graph
+        if first == last and _is_of_tensorflow(data.__class__):  # else steps draw their batches in the graph
             data = _drawn()(data)
             setattr(epochs, _LAST, data)
         return first, last, data

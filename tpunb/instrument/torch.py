@@ -82,15 +82,13 @@ def _in_flight(torch: Any) -> Result | None:
 
 
 def _settings(torch: Any, optimizer: Any) -> dict[str, str]:
-    """Return what decides how fast steps compute: threads on a CPU, compilation, and types of double precision."""
+    """Return what decides how fast steps compute: threads on a CPU, and double precision."""
     settings = dict[str, str]()
     with suppress(Exception):  # an optimizer of the program may hold anything
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         settings = {"threads": str(torch.get_num_threads()), "processors": str(processors)}
-        if compiles():
-            settings["compiled"] = "torch.compile"
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        if all(each.dtype == torch.float64 for each in parameters):
+        if parameters and all(each.dtype == torch.float64 for each in parameters):
             settings["dtype"] = "float64"
     return settings
 

@@ -97,7 +97,7 @@ class Limits:
     poll_s: float = 0.2  # of a wait: an unlimited one in the main thread is not interruptible; chosen
     part_s: float = 10.0  # between two writes of steps without a window; chosen
     most_noted: int = 4096  # events that wait to be folded: 1 MB, 0.4 s at 10,000 a second
-    few_noted: int = 8  # of steps that are folded as they end, if that is `events_rest_ns` after the last; chosen
+    few_noted: int = 8  # events that the training folds itself, `events_rest_ns` after the last: long steps; chosen
     events_rest_ns: int = 10_000_000  # between two writes of events by the training: each takes 5 µs, 0.05 % of it
     tail_s: float = 0.8  # between two writes of the latest steps alone, or 100 times what one takes; chosen
     tail_rest_s: float = 5.0  # longest between them: the first takes long; chosen

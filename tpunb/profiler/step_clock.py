@@ -97,7 +97,7 @@ class OpenStep:
     owner: tuple[int, int | None] = (0, None)  # thread and task that began it
     what: What | None = None  # that marked it
     number: int | None = None  # of the program
-    begun_ns: int = 0  # when the program got on: the fetch of its batch may come before
+    begun_ns: int = 0  # when the program ran on after its mark: the fetch of its batch may come before
     dispatched_ns: int = 0  # when the framework was asked to compute
 
     def launched(self, work: Work | None, now_ns: int) -> None:

@@ -641,10 +641,8 @@ class StepFold:
             if not (many or final or (self._by_gradients and not self._optimizers)):
                 return False
             self._by_gradients = self._by_gradients or many
-        elif not (
-            self.model_since or self.calls or self._optimizers
-        ):  # nothing computes: the program looks at its data
-            self._parts.clear()
+        elif not (self.model_since or self.calls or self._optimizers):
+            self._parts.clear()  # nothing computes: the program looks at its data
             return True
         else:
             streams = {stream for part in self._parts for stream in part.streams}
