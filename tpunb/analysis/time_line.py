@@ -175,7 +175,7 @@ def _owning_spans(run: HostRun) -> pl.DataFrame:
 
 def _loop_end(run: HostRun, start: Ints, end: Ints) -> int:
     """Return when the last step ends, or what runs after it at lines that run between other steps, too."""
-    if not len(start) or "place" not in run.samples.columns:
+    if not len(start):
         return run.start_ps
     samples = run.samples.sort("start_ps").filter(pl.col("start_ps") >= start[0])
     at, last = samples["start_ps"].to_numpy(), int(end.max())
