@@ -97,11 +97,12 @@ BODY = """
 import sys, time
 from tpunb.profiler.capture import Schedule
 import tpunb as tp, tensorflow as tf
+x = tf.ones((64, 64))  # TensorFlow 2.21 crashes if an interrupt arrives as it makes one of a shape
 with tp.capture(sys.argv[1], schedule=Schedule.continuous(window=0.2)) as run:
     printed = False
     for i in range(1_000_000):
         with run.step(i):
-            tf.matmul(tf.ones((64, 64)), tf.ones((64, 64)))
+            tf.matmul(x, x)
             time.sleep(0.002)
         if run._session.recorder.full and not printed:
             printed = True
