@@ -309,17 +309,28 @@ def the_mouse_drags(panel, method):
     )
 
 
-def test_the_slider_stays_where_it_is_while_the_list_of_phases_grows(panel):
+def test_the_slider_stays_where_it_is_while_what_is_above_it_changes(panel):
     slider = choose(panel, "kmeans")
     rows = panel.get_by_role("table", name="Phases by share of step time without waits").get_by_role("row")
+    about = panel.get_by_role("region", name="Selected phase")
+    differences = about.get_by_text("Distinguishing operations")
+
+    def below_the_list():
+        """How far: the notebook around both may scroll."""
+        around = panel.get_by_role("region", name="Coverage and phases").bounding_box()
+        return slider.bounding_box()["y"] - around["y"] - around["height"]
+
     slider.press("Home")  # wherever an earlier test has left it
-    is_what_the_kernel_holds(panel)
-    before, fewer = slider.bounding_box()["y"], rows.count()
     for _ in range(3):
         slider.press("ArrowRight")
+    expect(differences).to_be_visible()
     is_what_the_kernel_holds(panel)
-    assert rows.count() > fewer
-    assert slider.bounding_box()["y"] == pytest.approx(before, abs=2)
+    before, more = below_the_list(), rows.count()
+    slider.press("Home")
+    expect(differences).to_have_count(0)
+    is_what_the_kernel_holds(panel)
+    assert rows.count() < more
+    assert below_the_list() == pytest.approx(before, abs=2)
 
 
 def test_a_method_without_a_slider_and_back(panel):

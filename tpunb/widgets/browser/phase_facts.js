@@ -64,5 +64,6 @@ class PhaseFacts {
     this.list(ops); // now with their source lines
     this.reasons.replaceChildren(...titled(lists));
     this.explorer.showExplained(explained);
+    this.host.style.minHeight = `${this.host.offsetHeight}px`; // what is below, as the slider, stays where it is
   }
 }
