@@ -204,8 +204,7 @@ def _trainers() -> Iterator[tuple[str, Callable[[], Program]]]:
 
 
 def _evaluated() -> Iterator[tuple[str, Callable[[], Program]]]:
-    for module in ("hugging_face", "jax_libraries", "torch_libraries"):
-        importlib.import_module(f"programs.libraries.{module}")
+    importlib.import_module("programs.libraries")
     for name, program in evaluated.PROGRAMS.items():
         if importlib.util.find_spec(program.package):
             yield f"evaluated_{name}", partial(evaluates, program.train)

@@ -5,8 +5,9 @@ of ``programs/trainers`` runs in a process of its own, without waste and with a 
 data, hook, save and read. It does not import the capture, and writes the number of its steps by the trainer's counter
 and the time that it wastes. The least account of the runs without waste is what the program spends itself. The loops
 of ``pipelined.py`` run ahead of their device, marked in several ways, beside twins that wait in each step. Other
-programs on the machine add to every account. ``--quick`` runs JAX, NNX with Grain, and PyTorch, with a waste in one
-or two places each, in under 50 seconds on two idle processors. The last line is one JSON object:
+programs on the machine add to every account. Trainings of libraries, of ``programs/libraries``, count their steps and
+evaluated batches, too, and run without waste and with one of four. ``--quick`` runs JAX, NNX with Grain, and PyTorch,
+with a waste in one or two places each, in under 50 seconds on two idle processors. The last line is one JSON object:
 
 ``steps``
     Share of the true steps of kind "train" found, in the worst run: 1.0 if all are, and none too many.
@@ -18,6 +19,10 @@ or two places each, in under 50 seconds on two idle processors. The last line is
     Share of the injected wastes that the verdict's first sentence names: the account, and the callback, or file and
     line where Python wastes the time in the thread that trains. Wastes count that take a tenth of wall time, and longer
     than any account outside of steps, such as the compilation of the program.
+``trainers``
+    How many programs have run, those of libraries with them.
+``evaluations``
+    Share of the batches that libraries evaluate which are found, in the worst run.
 ``overhead``
     Median step time of a captured run divided by that of a plain one, of 400 steps or more each, 120 with ``--quick``,
     in the worst program; the program measures both. In the first seconds of a run, windows may take a tenth of it, by
@@ -33,6 +38,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -46,6 +52,7 @@ from typing import Any, NamedTuple
 sys.path.extend(map(str, Path(__file__).parents[:2]))  # whichever way this file is run
 
 import tpunb as tp
+from programs import evaluated
 from programs.trainers import PLACES, pipelined
 from tpunb.analysis.verdict import verdict
 
@@ -69,6 +76,14 @@ PROGRAMS = {
     "hugging_face": Program("transformers"),
     "lightning_fit": Program("lightning"),
 }
+LIBRARIES = {
+    **{"accelerate_loop": "save", "fabric_loop": "sync", "fastai_cycle": "data", "ignite_engines": "log"},
+    **{"skorch_classifier": "sync", "graphs": "save", "compiled_model": "data", "ppo": "log", "dqn": "log"},
+    **{"sentence_embeddings": "save", "adapter": "log", "fine_tuning": "sync", "preferences": "save", "rewards": "log"},
+    **{"keras_on_torch": "log", "equinox_steps": "sync", "haiku_state": "data", "linen_epochs": "log"},
+    **{"scanned_epochs": "save"},
+}
+"""Programs of ``programs/libraries``, and what each wastes."""
 QUICK = {"plain_jax": ("hook", "save"), "plain_torch": ("data", "save"), "nnx_grain": ("data",)}
 """Programs, and places in them, of the quick run."""
 
@@ -77,6 +92,8 @@ ACCOUNTS = {
     "hook": ("callbacks", "program code"),
     "save": ("checkpoint save",),
     "read": ("program code", "callbacks"),
+    "log": ("program code", "callbacks"),
+    "sync": ("program code", "callbacks"),
 }
 PAIR_STEPS = {False: 400, True: 120}  # at least, of a run whose step times are compared; by whether it is quick
 LEAST_SHARE = 0.12  # of wall time that a waste takes, to count as one that is to be named
@@ -187,6 +204,47 @@ def measure(name: str, steps: int, pairs: int, places: tuple[str, ...], *, quick
     }
 
 
+def measure_library(name: str, place: str) -> dict[str, Any]:
+    """Run a training of a library in this process, without waste and with it, and return its figures."""
+    importlib.import_module("programs.libraries")
+    train, waste = evaluated.PROGRAMS[name].train, evaluated.WASTE
+    lines, begin = inspect.getsourcelines(evaluated.Waste)
+    with tempfile.TemporaryDirectory() as temporary:
+        waste.folder = Path(temporary)
+
+        def run(folder: str) -> Path:
+            path = waste.folder / folder
+            path.mkdir()
+            return path
+
+        train(run("first"))  # imports, and compiles
+        shares: dict[str, list[float]] = {"train": [], "eval": []}
+        for waste.place in ("", place):
+            waste.seconds, folder = 0.0, run(f"with-{waste.place}")
+            with tp.capture(folder / "run", keep="none"):
+                truth = train(folder)
+            profile = tp.load(folder / "run")
+            steps = tp.steps(profile)
+            for kind, count in truth.items():
+                shares[kind].append(1 - abs(steps.frame.filter(kind=kind).height - count) / max(count, 1))
+            sentence, goodput = verdict(tp.phases(steps)), tp.goodput(profile)
+            print(f"{name} {waste.place or 'without'}: {shares}, {waste.seconds:.2f} s: {sentence}", flush=True)
+    wall_s, among = goodput.wall_ps / 1e12, (*ACCOUNTS[place], *["data loading"] * (place == "data"))
+    due = waste.seconds >= LEAST_SHARE * wall_s
+    first = str(sentence).split(". ")[0]
+    places = [int(line) for file, line in _PLACE.findall(first) if file == "evaluated.py"]
+    named = bool(sentence and any(begin <= line < begin + len(lines) for line in places))
+    named = named or bool(sentence and place in ("data", "save") and sentence.account in among)
+    answer = "named" if named else "not named" if due else "too little"
+    print(f"  {place}: {waste.seconds:.2f} of {wall_s:.2f} s; {answer}")
+    return {
+        "steps": min(shares["train"]),
+        "evaluations": min(shares["eval"], default=1.0),
+        "named": [named] * due,
+        "overhead": None,
+    }
+
+
 def pipelines(framework: str, steps: int, *, brief: bool) -> dict[str, Any]:
     """Run the loops of one framework, print their productive shares, and return the largest difference."""
 
@@ -242,7 +300,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, help="of a captured and a plain run")
     parser.add_argument("--frameworks", default=",".join(pipelined.FRAMEWORKS), help="of the pipelined loops")
     parser.add_argument("--places", default=",".join(PLACES), help="of the wastes")
+    parser.add_argument("--libraries", default=",".join(LIBRARIES), help="names, separated by commas")
     parser.add_argument("--program", help=argparse.SUPPRESS)
+    parser.add_argument("--library", help=argparse.SUPPRESS)
     parser.add_argument("--framework", help=argparse.SUPPRESS)
     options = parser.parse_args()
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
@@ -252,16 +312,28 @@ def main() -> None:
         places = tuple(place for place in options.places.split(",") if place in PROGRAMS[options.program].places)
         print(json.dumps(measure(options.program, steps, pairs, places, quick=options.quick)))
         return
+    if options.library:
+        print(json.dumps(measure_library(options.library, LIBRARIES[options.library])))
+        return
     if options.framework:
         print(json.dumps(pipelines(options.framework, steps, brief=options.quick)))
         return
     quick = ["--quick"] * options.quick
     chosen = QUICK if options.quick else dict.fromkeys(options.programs.split(","), options.places.split(","))
-    missing = [name for name in chosen if importlib.util.find_spec(PROGRAMS[name].package) is None]
+    chosen.pop("", None)
+    importlib.import_module("programs.libraries")
+    packages = {name: each.package for name, each in [*PROGRAMS.items(), *evaluated.PROGRAMS.items()]}
+    libraries = [] if options.quick else [name for name in options.libraries.split(",") if name]
+    missing = [name for name in (*chosen, *libraries) if importlib.util.find_spec(packages[name]) is None]
     sizes = ["--steps", str(steps), "--pairs", str(pairs), *quick]
     done = [
         isolated("--program", name, "--places", ",".join(places), *sizes, backend=PROGRAMS[name].backend)
         for name, places in chosen.items()
+        if name not in missing
+    ]
+    done += [
+        isolated("--library", name, backend="torch" if name == "keras_on_torch" else "jax")
+        for name in libraries
         if name not in missing
     ]
     frameworks = "jax" if options.quick else options.frameworks
@@ -272,8 +344,10 @@ def main() -> None:
         print(f"left out, as a package is missing: {', '.join(missing)}")
     named = [each for one in done for each in one["named"]]
     last = {
+        "trainers": len(done),
         "steps": round(min(each["steps"] for each in [*done, *ahead]), 4),
-        "worst_account": round(max(each["worst_account"] for each in done), 3),
+        "evaluations": round(min(each.get("evaluations", 1.0) for each in done), 4),
+        "worst_account": round(max(each.get("worst_account", 0.0) for each in done), 3),
         "named": round(sum(named) / max(1, len(named)), 3),
         "overhead": max((round(each["overhead"], 3) for each in done if each["overhead"]), default=None),
         "pipelined": round(max((each["pipelined"] for each in ahead), default=0.0), 3),

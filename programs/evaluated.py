@@ -1,11 +1,14 @@
 """Trainings that evaluate, by each library: what is a step of training and what is not.
 
 A program is a function of a folder that it may write to; it returns the numbers of its steps, ``"train"``, and of the
-batches that it evaluates, ``"eval"``, by the library's own counters where there are any.
+batches that it evaluates, ``"eval"``, by the library's own counters where there are any. Whoever runs it may make it
+waste time, by `WASTE`: for each row of its data, or after each update.
 """
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +28,50 @@ class Program(NamedTuple):
     train: Callable[[Path], Counts]
 
 
+class Waste:
+    """What a training wastes: where, and its time by its own clock.
+
+    Its places are ``data``, for each row; and after each update ``log``, lines of JSON; ``save``, by a function of the
+    library; ``sync``, numbers of an array one by one.
+    """
+
+    def __init__(self) -> None:
+        self.place = ""
+        self.seconds = 0.0
+        self.folder = Path()
+
+    def row(self, row: Any) -> Any:
+        """Return the row."""
+        if self.place == "data":
+            begin_s = time.perf_counter()
+            sum(json.loads(json.dumps([*range(500)])))
+            self.seconds += time.perf_counter() - begin_s
+        return row
+
+    def update(self, array: Any = None, save: Callable[[Path], Any] | None = None) -> None:
+        """Waste time after an update: with an array that it changed, or a function that saves."""
+        begin_s = time.perf_counter()
+        if self.place == "log":
+            self.log()
+        elif self.place == "sync":
+            self.sync(array)
+        elif self.place == "save" and save:
+            save(self.folder / "state")
+        self.seconds += time.perf_counter() - begin_s
+
+    def log(self) -> None:
+        """Write what nobody reads."""
+        with (self.folder / "log").open("a") as file:
+            for number in range(1_000):
+                file.write(json.dumps({"number": number, "now": time.time()}) + "\n")
+                file.flush()
+
+    def sync(self, array: Any) -> float:
+        """Return the largest number."""
+        return max(float(number) for number in array.reshape(-1)[:2_000])
+
+
+WASTE = Waste()
 PROGRAMS: dict[str, Program] = {}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from programs import quiet
-from programs.evaluated import Counts, program
+from programs.evaluated import WASTE, Counts, program
 
 WORDS, ROWS, BATCH = 100, 160, 8
 
@@ -42,6 +42,21 @@ def language_model() -> Any:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=WORDS + 6, pad_token_id=1, bos_token_id=2, eos_token_id=3, **sizes))
+
+
+def hooks() -> list[Any]:
+    """Return callbacks that run after each update."""
+    import torch
+    from transformers import TrainerCallback
+
+    def save(path: Path) -> None:
+        torch.save({"average": torch.zeros(4_000_000)}, path)
+
+    class Hooks(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+            WASTE.update(next(iter(model.parameters())).detach(), save)
+
+    return [Hooks()]
 
 
 _OPTIONS = {
@@ -82,6 +97,7 @@ def sentence_embeddings(folder: Path) -> Counts:
         train_dataset=train,
         eval_dataset=held,
         loss=losses.MultipleNegativesRankingLoss(model),
+        callbacks=hooks(),
     )
     trainer.train()
     return {"train": trainer.state.global_step, "eval": 2 * ROWS // 4 // BATCH}
@@ -105,7 +121,7 @@ def adapter(folder: Path) -> Counts:
     )
     batches = {"per_device_train_batch_size": BATCH, "per_device_eval_batch_size": BATCH, "num_train_epochs": 2}
     options = {**batches, "gradient_accumulation_steps": 2, "eval_strategy": "epoch", "logging_steps": 5}
-    trainer = quiet.hugging_face(folder, model, train, held, **options)
+    trainer = quiet.hugging_face(folder, model, train, held, callbacks=hooks(), **options)
     trainer.data_collator = DataCollatorForLanguageModeling(words, mlm=False)
     trainer.train()
     model.save_pretrained(folder / "adapter")
@@ -126,6 +142,7 @@ def fine_tuning(folder: Path) -> Counts:
         train_dataset=Dataset.from_dict({"text": texts()}),
         eval_dataset=Dataset.from_dict({"text": texts(ROWS // 4, 1)}),
         processing_class=tokenizer(),
+        callbacks=hooks(),
     )
     trainer.train()
     return {"train": trainer.state.global_step, "eval": 2 * ROWS // 4 // BATCH}
@@ -145,6 +162,7 @@ def preferences(folder: Path) -> Counts:
         args=DPOConfig(str(folder / "output"), **_TRL, num_train_epochs=1, max_length=32),
         train_dataset=Dataset.from_dict(pairs),
         processing_class=tokenizer(),
+        callbacks=hooks(),
     )
     trainer.train()
     return {"train": trainer.state.global_step}
@@ -164,6 +182,7 @@ def rewards(folder: Path) -> Counts:
         args=GRPOConfig(str(folder / "output"), **options),
         train_dataset=Dataset.from_dict({"prompt": texts(ROWS, 0, 6)}),
         processing_class=tokenizer(),
+        callbacks=hooks(),
     )
     trainer.train()
     return {"train": trainer.state.global_step}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from programs.evaluated import Counts, program
+from programs.evaluated import WASTE, Counts, program
 
 ROWS, WIDTH, CLASSES, BATCH = 640, 32, 4, 32
 STEPS, EVERY, EPOCHS = 60, 20, 3
@@ -18,6 +18,11 @@ def examples() -> tuple[Any, Any]:
     """Return rows and their classes."""
     rows = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype("float32")
     return rows, (rows[:, 0] > 0).astype("int32")
+
+
+def save(path: Path) -> None:
+    """Save a state of 32 MB."""
+    np.save(path, np.zeros(4_000_000))
 
 
 @program("equinox")
@@ -51,6 +56,7 @@ def equinox_steps(folder: Path) -> Counts:
     for number in range(STEPS):
         at = slice(BATCH * (number % 16), BATCH * (number % 16 + 1))
         model, state, value = make_step(model, state, rows[at], labels[at])
+        WASTE.update(model.layers[0].weight, save)
         if number % EVERY == EVERY - 1:
             float(value)
             for begin in range(512, ROWS, BATCH):
@@ -90,7 +96,7 @@ def haiku_state(folder: Path) -> Counts:
         draw = np.random.default_rng(size)
         while True:
             chosen = draw.integers(0, ROWS, size)
-            yield rows[chosen], labels[chosen]
+            yield WASTE.row(rows[chosen]), labels[chosen]
 
     train, held = batches(BATCH), batches(4 * BATCH)
     weights = network.init(jax.random.PRNGKey(0), rows[:1])
@@ -99,6 +105,7 @@ def haiku_state(folder: Path) -> Counts:
         if number % EVERY == 0:
             np.asarray(evaluate(state[1], *next(held)))
         state = update(state, *next(train))
+        WASTE.update(state[0]["mlp/~/linear_0"]["w"], save)
     return {"train": STEPS, "eval": STEPS // EVERY}
 
 
@@ -135,6 +142,7 @@ def linen_epochs(folder: Path) -> Counts:
             gradients, value, _ = apply_model(state, rows[chosen], labels[chosen])
             state = update_model(state, gradients)
             values.append(value)
+            WASTE.update(value, save)
         _, value, accuracy = apply_model(state, rows[512:], labels[512:])
         float(np.mean(values)), float(value), float(accuracy)
     return {"train": int(state.step), "eval": EPOCHS}
@@ -170,4 +178,5 @@ def scanned_epochs(folder: Path) -> Counts:
     for _ in range(STEPS):
         state, values = epoch(state, data)
         float(values.mean())
+        WASTE.update(state[0], save)
     return {"train": STEPS}

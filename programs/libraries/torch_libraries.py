@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from programs.evaluated import Counts, program
+from programs.evaluated import WASTE, Counts, program
 
 ROWS, WIDTH, CLASSES, BATCH = 640, 32, 4, 32
 EPOCHS, HELD = 3, ROWS // 5
@@ -26,9 +26,25 @@ def loaders() -> tuple[Any, Any]:
     """Return a DataLoader of rows to train with, and one of those held out."""
     from torch.utils.data import DataLoader, TensorDataset
 
+    class Rows(TensorDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return WASTE.row(super().__getitem__(index))
+
     rows, labels = examples()
-    train, held = TensorDataset(rows[HELD:], labels[HELD:]), TensorDataset(rows[:HELD], labels[:HELD])
+    train, held = Rows(rows[HELD:], labels[HELD:]), TensorDataset(rows[:HELD], labels[:HELD])
     return DataLoader(train, batch_size=BATCH, shuffle=True), DataLoader(held, batch_size=BATCH)
+
+
+def save(path: Path) -> None:
+    """Save a state of 16 MB."""
+    import torch
+
+    torch.save({"average": torch.zeros(4_000_000)}, path)
+
+
+def weights(model: Any) -> Any:
+    """Return the first parameters of a model."""
+    return next(iter(model.parameters())).detach()
 
 
 def network() -> Any:
@@ -57,6 +73,7 @@ def accelerate_loop(folder: Path) -> Counts:
                 optimizer.step()
                 optimizer.zero_grad()
             updates += accelerator.sync_gradients
+            WASTE.update(weights(model), save)
         model.eval()
         for rows, labels in held:
             with torch.no_grad():
@@ -84,6 +101,7 @@ def fabric_loop(folder: Path) -> Counts:
             fabric.backward(torch.nn.functional.cross_entropy(model(rows), labels))
             optimizer.step()
             updates += 1
+            WASTE.update(weights(model), save)
         model.eval()
         with torch.no_grad():
             for rows, labels in held:
@@ -109,6 +127,8 @@ def fastai_cycle(folder: Path) -> Counts:
     class Counter(Callback):
         def after_batch(self) -> None:
             counts[bool(self.training)] += 1
+            if self.training:
+                WASTE.update(weights(self.model), save)
 
     train, held = (each.dataset for each in loaders())
     data = DataLoaders(DataLoader(train, bs=BATCH, shuffle=True), DataLoader(held, bs=BATCH))
@@ -132,6 +152,8 @@ def ignite_engines(folder: Path) -> Counts:
 
     def count(kind: str) -> None:
         counts[kind] += 1
+        if kind == "train":
+            WASTE.update(weights(model), save)
 
     trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: count("train"))
     evaluator.add_event_handler(Events.ITERATION_COMPLETED, lambda: count("eval"))
@@ -152,6 +174,8 @@ def skorch_classifier(folder: Path) -> Counts:
     class Counter(Callback):
         def on_batch_end(self, net: Any, batch: Any = None, *, training: bool = False, **_: Any) -> None:
             counts[training] += 1
+            if training:
+                WASTE.update(weights(net.module_), save)
 
     rows, labels = (each.numpy() for each in examples())
     classifier = NeuralNetClassifier(
@@ -196,6 +220,7 @@ def graphs(folder: Path) -> Counts:
             torch.nn.functional.cross_entropy(model(batch), batch.y).backward()
             optimizer.step()
             updates += 1
+            WASTE.update(weights(model), save)
         model.eval()
         with torch.no_grad():
             for batch in held:
@@ -219,12 +244,19 @@ def compiled_model(folder: Path) -> Counts:
             torch.nn.functional.cross_entropy(compiled(rows), labels).backward()
             optimizer.step()
             updates += 1
+            WASTE.update(weights(model), save)
         model.eval()
         with torch.no_grad():
             for rows, labels in held:
                 (compiled(rows).argmax(-1) == labels).sum().item()
                 batches += 1
     return {"train": updates, "eval": batches}
+
+
+def moved(*_: Any) -> bool:
+    """Go on after a move of the policy."""
+    WASTE.update()
+    return True
 
 
 def _updates(train: Any) -> int:
@@ -247,7 +279,7 @@ def ppo(folder: Path) -> Counts:
 
     examples()
     model = PPO("MlpPolicy", "CartPole-v1", n_steps=256, batch_size=64, n_epochs=2, seed=0, device="cpu")
-    return {"train": _updates(lambda: model.learn(1024))}
+    return {"train": _updates(lambda: model.learn(1024, moved))}
 
 
 @program("stable_baselines3")
@@ -257,7 +289,7 @@ def dqn(folder: Path) -> Counts:
 
     examples()
     model = DQN("MlpPolicy", "CartPole-v1", learning_starts=100, train_freq=4, seed=0, device="cpu")
-    return {"train": _updates(lambda: model.learn(900))}
+    return {"train": _updates(lambda: model.learn(900, moved))}
 
 
 @program("keras")
@@ -273,6 +305,8 @@ def keras_on_torch(folder: Path) -> Counts:
     model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(CLASSES, activation="softmax")])
     model.compile("adam", "sparse_categorical_crossentropy")
     held = rows[:HELD], labels[:HELD]
-    model.fit(rows[HELD:], labels[HELD:], batch_size=BATCH, epochs=EPOCHS, verbose=0, validation_data=held)
+    each = keras.callbacks.LambdaCallback(on_train_batch_end=lambda number, logs: WASTE.update())
+    options = {"batch_size": BATCH, "epochs": EPOCHS, "verbose": 0, "callbacks": [each]}
+    model.fit(rows[HELD:], labels[HELD:], validation_data=held, **options)
     model.evaluate(*held, batch_size=BATCH, verbose=0)
     return {"train": EPOCHS * (ROWS - HELD) // BATCH, "eval": (EPOCHS + 1) * HELD // BATCH}
