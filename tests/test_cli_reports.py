@@ -91,7 +91,18 @@ def test_runs_are_a_table_and_json(timed, capsys):
     code, out, errors = run(capsys, "runs", timed)
     lines = out.splitlines()
     assert (code, errors) == (0, "")
-    assert lines[0].split() == ["STARTED", "RUN", "PROGRAM", "DEVICE", "TIME", "GOODPUT", "STEP", "STEPS", "PHASES"]
+    assert lines[0].split() == [
+        "STARTED",
+        "RUN",
+        "PROGRAM",
+        "DEVICE",
+        "TIME",
+        "GOODPUT",
+        "STEP",
+        "STEPS",
+        "PHASES",
+        "STATE",
+    ]
     assert sorted(re.split(" {2,}", line)[1] for line in lines[1:]) == ["a", "b", "short", "slow"]
     code, out, errors = run(capsys, "runs", timed, "--json")
     rows = json.loads(out)

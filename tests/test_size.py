@@ -11,17 +11,17 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 5_440,
+    "analysis": 5_500,
     "charts": 1_730,
     "checkpoint": 1_880,
     "cluster": 2_040,
     "costs": 1_180,
-    "frames": 1_560,
+    "frames": 1_610,
     "instrument": 2_280,
-    "io": 5_340,
-    "profiler": 4_570,
+    "io": 5_420,
+    "profiler": 4_800,
     "protobuf": 390,
-    "root": 2_400,
+    "root": 2_450,
     "step_stats": 3_160,
     "testing": 630,
     "tfdata": 1_130,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 61_970, 264  # of the package without studies: all lines; modules
+LINES, FILES = 62_630, 267  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -335,8 +336,9 @@ def _shown(path: str) -> str:
 
 # -- commands that read runs ------------------------------------------------------------------------------------------
 
-_USAGE_CODE, _DATA_CODE = 64, 65  # as in sysexits.h; 0, 1 and 2 are answers
+_USAGE_CODE, _DATA_CODE = 64, 65  # as in sysexits.h; 0, 1 and 2 are answers, and 3
 _CODES = {False: 0, True: 1, None: 2}
+_STANDS_CODE = 3  # the training stands still
 _PATH = "path of a run, a profiler's file or folder, or a URL"
 
 
@@ -398,6 +400,8 @@ def _report(options: argparse.Namespace) -> int:
         print(found.to_json(indent=_indent()) if options.json else found.to_markdown())
     else:
         print(found.to_text(bold="\x1b[1m{}\x1b[0m" if _is_styled() else "{}"))
+    if found.stands:
+        return _STANDS_CODE
     if options.fail_below is None:
         return 0
     below, why = found.is_below(options.fail_below)
@@ -471,20 +475,51 @@ def _runs(options: argparse.Namespace) -> int:
         print(json.dumps(rows, indent=_indent()))
         return 0
     shown: list[tuple[str, ...]] = [
-        ("STARTED", "RUN", "PROGRAM", "DEVICE", "TIME", "GOODPUT", "STEP", "STEPS", "PHASES")
+        ("STARTED", "RUN", "PROGRAM", "DEVICE", "TIME", "GOODPUT", "STEP", "STEPS", "PHASES", "STATE")
     ]
-    for started, name, program, device, wall_ps, share, step_ps, steps, phases in frame.iter_rows():
+    for started, name, program, device, wall_ps, share, step_ps, steps, phases, state in frame.iter_rows():
         when = "-" if started is None else f"{started:%Y-%m-%d %H:%M}"
         times = ("-" if wall_ps is None else duration(wall_ps), "-" if share is None else percent(share))
         step = "-" if step_ps is None else short_time(step_ps)
         names = (cut(plain(text or "-"), 32) for text in (program, device))
-        shown.append(
-            (when, plain(name or "-"), *names, *times, step, f"{steps:,}", "-" if phases is None else f"{phases}")
-        )
+        counts = f"{steps:,}", "-" if phases is None else f"{phases}"
+        shown.append((when, plain(name or "-"), *names, *times, step, *counts, plain(state or "-")))
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
     return 0
+
+
+def _watch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="?", default="runs", help="local folder of runs at any depth; runs if left out")
+    parser.add_argument("--once", action="store_true", help="print the runs that continue, and end")
+    parser.add_argument("--every", metavar="SECONDS", type=_seconds, default=5.0, help="between two looks: 5")
+
+
+def _seconds(text: str) -> float:
+    if not 0 < (seconds := _number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, such as 5")
+    return seconds
+
+
+def _watch(options: argparse.Namespace) -> int:
+    """Print a line for each run that continues, and again as it changes, until none does."""
+    from tpunb.analysis.live import live
+
+    printed = dict[str, str]()
+    while True:
+        runs = live(options.folder)
+        shown = [run for run in runs if run.state == "running" or run.name in printed]
+        for run in shown:
+            if printed.get(run.name) != run.line:
+                print(run.line, flush=True)
+                printed[run.name] = run.line
+        going = [run for run in runs if run.state == "running"]
+        if options.once or not going:
+            if not shown:
+                print(f"no run continues in {plain(options.folder)}")
+            return _STANDS_CODE if any(run.stands for run in shown) else 0
+        time.sleep(options.every)
 
 
 def _view_options(parser: argparse.ArgumentParser) -> None:
@@ -538,6 +573,7 @@ _COMMANDS: dict[str, tuple[str, str, Callable[..., None], Callable[..., int]]] =
     "report": (
         "Report on a run: what took the time, what to do first, what is not known.\n\n"
         "Exit code: 0; with --fail-below 1 if goodput is below it, 2 if it is unknown.\n"
+        "3 if the training stands still. "
         "64 for wrong usage, 65 for a run that cannot be read.",
         "tpunb report runs/bert --json --fail-below goodput=0.8 | jq .verdict.sentence",
         _report_options,
@@ -556,6 +592,13 @@ _COMMANDS: dict[str, tuple[str, str, Callable[..., None], Callable[..., int]]] =
         "tpunb steps runs/bert --explain 12",
         _steps_options,
         _steps,
+    ),
+    "watch": (
+        "Follow the runs of a folder that continue: a line for each, again as it changes, until none does.\n\n"
+        "Exit code: 0; 3 if a training stands still.\n64 for wrong usage, 65 for a folder that cannot be read.",
+        "tpunb watch runs",
+        _watch_options,
+        _watch,
     ),
     "runs": ("List the runs in a folder.", "tpunb runs experiments", _runs_options, _runs),
     "view": (

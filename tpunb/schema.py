@@ -632,7 +632,7 @@ class Account(NamedTuple):
     """What of `RUN_EVENT_KINDS` its spans are, where their library does not say so."""
 
 
-PEERS = "waiting for other ranks"
+PEERS, STANDING = "waiting for other ranks", "standing still"
 ACCOUNTS = {
     account.name: account
     for account in (  # colours of Okabe and Ito, 2008, and twelve more, which colour-blind readers too can distinguish
@@ -718,6 +718,13 @@ ACCOUNTS = {
             "Python between the steps of a loop of your own, between two such loops, and inside steps, as far as "
             "samples show it: sleeps, logs, work on arrays of the host",
             "`inside steps`",
+        ),
+        Account(
+            *(STANDING, "#691e2d", "Standing still", "standing"),
+            "no step ended for the longer of 15 s and ten usual steps, while nothing that may last was at work: "
+            "no evaluation, save, compilation or worker",
+            phrase="of standing still",
+            category="OTHER",
         ),
         Account(
             *("profiler", "#7e71fa", "The profiler", "profiler"),
@@ -963,6 +970,7 @@ RUNS = frame(
     step_ps=Column(_INT, "Median duration of the steps in picoseconds."),
     steps=Column(_INT, "Number of steps."),
     phases=Column(_INT, "Number of phases, by the default method."),
+    state=Column(_TEXT, 'How it ended, "running", "cut", or since when it stands still, null of other profiles.'),
 )
 
 ATTEMPTS = frame(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 
 _FRAMING = re.compile(r"Graph execution error:|Detected at node|File \"|\[\[|Traceback|\(\d+\) [A-Z]+:|\d+ root error")
@@ -104,6 +105,16 @@ def plural(n: int, noun: str) -> str:
     """
     ending = "" if n == 1 else "es" if noun.endswith(("ch", "ss")) else "s"
     return f"{n:,} {noun}{ending}"
+
+
+def enumerated(values: Iterable[object], most: int = 8) -> str:
+    """Return values in words; of many the first.
+
+    >>> enumerated([0, 1]), enumerated(range(9), 3)
+    ('0, 1', '0, 1, 2, …')
+    """
+    texts = [str(value) for value in values]
+    return ", ".join([*texts[:most], *["…"] * (len(texts) > most)])
 
 
 def count(n: int) -> str:

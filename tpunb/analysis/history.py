@@ -80,6 +80,7 @@ def run_row(profile: Profile) -> dict[str, Any]:
         "device": metadata.get("device kind"),
         "wall_ps": profile.span_ps or None,
         "steps": 0,
+        "state": profile.state if profile.standing is None else str(profile.standing),
     }
     try:
         steps = from_rules(profile)

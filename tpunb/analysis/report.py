@@ -74,6 +74,11 @@ class Report:
         return self.frames[id]
 
     @property
+    def stands(self) -> bool:
+        """Whether the training stands still, or did until it was killed."""
+        return "standing" in self.content["run"]
+
+    @property
     def productive(self) -> float | None:
         """Productive training as a share of run time, 0 to 1; None without a record of that."""
         share: float | None = self.content["productive"]["share"]
@@ -175,6 +180,7 @@ class _Writer:
         facts = {"program": metadata.get("model"), "device": metadata.get("device kind"), "data": metadata.get("data")}
         return {
             "name": plain(cut(steps.name or "", _TEXT)),
+            **_standing(self.profile),
             **{name: plain(cut(str(fact), _TEXT)) for name, fact in facts.items() if fact},
             "hosts": self._hosts,
             "steps": steps.count,
@@ -344,7 +350,11 @@ def _without_steps(profile: Profile, error: NoSteps) -> Report:
     ]
     content = {
         "format": FORMAT,
-        "run": {"name": plain(cut(profile.name or "", _TEXT)), "hosts": run.hosts, "steps": 0, "traced": 0},
+        "run": {
+            "name": plain(cut(profile.name or "", _TEXT)),
+            **_standing(profile),
+            **{"hosts": run.hosts, "steps": 0, "traced": 0},
+        },
         "verdict": found,
         "run time": _time(run.wall_ps, "accounts"),
         "productive": {"value": None, "unit": "s", "share": None, "base": "run time", "evidence": "accounts"},
@@ -356,6 +366,12 @@ def _without_steps(profile: Profile, error: NoSteps) -> Report:
         "unknown": [*_unrecorded(profile.source, profile), _missing("steps", "mark them: with run.step(i)")],
     }
     return Report(_fitted(content), {"accounts": run.frame})
+
+
+def _standing(profile: Profile | None) -> dict[str, str]:
+    """Return that a training stands still, or did until it was killed."""
+    standing = None if profile is None else profile.standing
+    return {} if standing is None else {"standing": plain(cut(str(standing), 2 * _TEXT))}
 
 
 def _fitted(content: dict[str, Any]) -> dict[str, Any]:
@@ -426,6 +442,9 @@ def _lines(content: Mapping[str, Any], text: Callable[[str], str], *, bold: str,
     run = content["run"]
     facts = [f"{plural(run['steps'], 'step')}, {run['traced']:,} traced in full"]
     facts += [str(run[name]) for name in ("program", "device", "data") if name in run]
+    if "standing" in run:
+        yield bold.format(text(f"{run['name'] or 'Run'} {run['standing']}."))
+        yield ""
     yield bold.format(text(f"{run['name'] or 'Run'}: {content['verdict']['sentence']}"))
     yield ""
     yield text(f"{', '.join(facts)}.")

@@ -14,6 +14,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import TpunbError, not_kept
 from tpunb.frames.conversion import to_pandas
+from tpunb.frames.standing import Standing
 from tpunb.frames.steps import RunEvents, Steps
 from tpunb.text import count, plural, short
 
@@ -64,6 +65,10 @@ class Profile:
         What readers of the files left out or changed, each with its count, and jumps of the clock in a run.
     misfits
         Attributes that the program's versions of libraries lack, a line each: what these show was not recorded.
+    state
+        "running", "finished", "cut" if the process was killed, or how the run ended otherwise; of other profiles None.
+    standing
+        What was seen of a training that stands still, or did until it was killed; else None.
     is_cut
         Whether a file ends before the run does, which may be observed less than `observed`.
     """
@@ -88,6 +93,8 @@ class Profile:
     notes: Sequence[str] = ()
     misfits: Sequence[str] = ()
     is_cut: bool = False
+    state: str | None = None
+    standing: Standing | None = None
     cached_steps: list[Steps] = field(default_factory=list, init=False, repr=False, compare=False)  # of `stored`
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 
 from tpunb.frames import Profile, Steps
+from tpunb.frames.standing import of_ranks
 from tpunb.frames.steps import NO_STEPS, WallClock
 from tpunb.io import storage
 from tpunb.step_stats import launches
@@ -152,6 +153,7 @@ def together(runs: Sequence[Profile], skipped: Sequence[tuple[str, str]] = ()) -
         overhead_interval=None,
         skipped=(*(file for run in runs for file in run.skipped), *skipped),
         notes=[f"{run.name}: {note}" for run in runs for note in run.notes],
+        standing=of_ranks([run.standing for run in runs if run.standing is not None]),
     )
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tpunb.errors import TpunbError
 from tpunb.io import run_folder, storage
 from tpunb.io.storage import Location
+from tpunb.text import enumerated
 
 MEMBER = re.compile(r"process[0-9]+|rank[0-9]+(?:\.[0-9]+)?")
 """Names of folders that processes write."""
@@ -88,8 +89,7 @@ def missing(names: Iterable[str], files: Mapping[str, Location]) -> str:
     ranks = sorted({*range(min(size, _SHOWN_SIZE))} - {process.rank for process in processes})
     if not ranks or size > _SHOWN_SIZE:
         return ""
-    listed = ", ".join(map(str, ranks[:8])) + ", …" * (len(ranks) > 8)
-    return f"{len(ranks)} of {size} ranks were not captured, or not into this folder: {listed}"
+    return f"{len(ranks)} of {size} ranks were not captured, or not into this folder: {enumerated(ranks)}"
 
 
 def read(folder: str, files: Mapping[str, Location]) -> Process:

@@ -88,6 +88,11 @@ class LocalFiles:
                 except OSError:  # not empty, or missing
                     break
 
+    def beat(self) -> None:
+        """Show readers that this process is at work."""
+        if self._lock is not None:
+            self._lock.beat()
+
     def close(self, *, ended: bool = True) -> None:
         """Release the lock, if held; its file shows readers that nobody writes a run whose ``run.json`` has no end."""
         if self._lock is not None:
@@ -170,6 +175,9 @@ class RemoteFiles:
         """Remove files in parallel."""
         if paths := [*names]:
             self._bounded(lambda: self._remove_all(paths))
+
+    def beat(self) -> None:
+        """Do nothing: a store has no clock of its own."""
 
     def close(self, *, ended: bool = True) -> None:
         """Do nothing: ``run.json`` says that the run has ended."""
@@ -302,6 +310,11 @@ class FolderLock:
         file.truncate(0)
         file.write(holder_here().encode())
         return cls(path, file)
+
+    def beat(self) -> None:
+        """Show readers that this process is at work: the file was changed now."""
+        if self._file is not None:
+            os.utime(self._file.fileno())
 
     def release(self, *, remove: bool = True) -> None:
         """Release the lock; a second call, or one in a forked process, does nothing."""

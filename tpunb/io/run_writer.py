@@ -31,6 +31,7 @@ from tpunb.io import parquet, storage
 from tpunb.io.run_folder import (
     LATEST,
     RUN,
+    STANDING,
     TABLES,
     TAIL,
     VERSION,
@@ -177,6 +178,19 @@ class RunWriter:
             self._journal.close()
             with suppress(OSError):
                 self._files.remove([LATEST] * (not self.has_journal_only))
+
+    def beat(self) -> None:
+        """Show readers that this process is at work: it may be stopped, or held up in C."""
+        with suppress(OSError):
+            self._files.beat()
+
+    def standing(self, seen: Mapping[str, Any] | None) -> None:
+        """Write what is seen of a training that stands still; None once it continues."""
+        with suppress(OSError, TpunbError):  # a full disk may be why
+            if seen is None:
+                self._files.remove([STANDING])
+            else:
+                self._files.put(STANDING, json.dumps(seen, indent=1).encode())
 
     def part(self, number: int, tables: Mapping[str, pl.DataFrame]) -> None:
         """Write a part, any of the tables of `run_folder.TABLES`, with a number above the last; valid on return.

@@ -88,6 +88,19 @@ class Limits:
     longest_name: int = 1000  # characters of a file or function of a stack; chosen
     load_ns: int = 1_000_000_000  # between two samples of the process' load; chosen
 
+    # trainings that stand still (standing)
+    standing_s: float = 15.0  # without a step, at least; asked for
+    standing_steps: int = 10  # usual steps without one, at least; asked for
+    standing_first: int = 3  # steps, before which a program may compile or load; chosen
+    standing_working_s: float = 600.0  # in which a program that is at work may take no step; chosen
+    standing_busy: float = 0.05  # processors of a program at work: one that polls takes less; measured
+    standing_io: int = 1_000_000  # bytes a second of one: the looks themselves read less; measured
+    standing_works: int = 10  # looks, that is about seconds, over which both are measured; chosen
+    standing_frames: int = 40  # of a stack that is written as text; chosen
+    standing_look_s: float = 15.0  # between two records of where it stands; asked for
+    standing_rare_s: float = 120.0  # after which it is recorded more rarely; chosen
+    standing_rest_s: float = 60.0  # between two records from then on; asked for
+
     # waits of the threads of a capture (session)
     collect_s: float = 120.0  # for the last window to be collected and written; chosen
     deferred_collect_s: float = 3.0  # for both, if readers reduce what is not reduced: containers are killed in 10 s

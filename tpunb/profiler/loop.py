@@ -49,7 +49,7 @@ class Loop:
         self.clock, self._folds = clock, defaultdict[int, StepFold](StepFold)
         self._latest = self.fold
         clock.on_mark, clock.on_fetch, clock.current = self._mark, self._note, self.current
-        clock.catch_up = self.catch_up
+        clock.catch_up, clock.folded_ns = self.catch_up, lambda: self._folded_ns
         self._noted = deque[tuple[int, Event]]()  # that are not folded yet, each with its thread
         self._folded_ns = 0  # end of the last event that is folded
         self._may_be_idle = True  # whether no event has been noted since the last look that may begin a part

@@ -32,6 +32,7 @@ from tpunb.profiler.stall_sampler import ProcessLoad, StallSampler
 from tpunb.profiler.step_clock import StepClock, StepRecord
 from tpunb.profiler.window_cost import TimedStep
 from tpunb.profiler.windows import RawWindowPolicy, ReducedWindow, WindowResponse, window_facts
+from tpunb.schema import STANDING
 from tpunb.signals import Spent
 from tpunb.text import format_error
 
@@ -242,6 +243,7 @@ class RunRecorder:
     def write_tail(self) -> None:
         """Write the steps that no part holds yet, to be overwritten; the journal has them until then."""
         self.system_clock.look()
+        self._writer.beat()
         self._writer.events(self._clock.events)
         self.collect_steps()
         with self._lock:
@@ -270,6 +272,13 @@ class RunRecorder:
         self._writer.span(spent)
         if event is not None:
             self._clock.events.add(event, None, None, start_ns, spent.end_ns)
+
+    def stand(self, begin_ns: int, end_ns: int, seen: Mapping[str, Any] | None) -> None:
+        """Record a stretch in which the training stood still, and what is seen of it; None once it continues."""
+        self._spans.append(spent := Spent(STANDING, None, begin_ns, end_ns))
+        self._writer.span(spent)
+        self.write_part()  # with the samples of where it stands
+        self._writer.standing(seen)
 
     def _row(self, record: StepRecord) -> tuple[object, ...]:
         """Return a row of TICKS, in the run's time."""

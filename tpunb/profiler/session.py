@@ -31,10 +31,11 @@ from tpunb.profiler.recorder import Keep, RunRecorder, check_memory, journal_row
 from tpunb.profiler.schedule import Schedule, WindowRequest, WindowResult, WindowScheduler
 from tpunb.profiler.sources import Source
 from tpunb.profiler.sources.frameworks import NotInUse
+from tpunb.profiler.standing import StandingWatch
 from tpunb.profiler.step_clock import StepClock, StepRecord
 from tpunb.profiler.windows import LOCAL, WindowResponse
 from tpunb.signals import Spent
-from tpunb.text import estimated_overhead, format_error, percent, plural, windows_cover
+from tpunb.text import duration, estimated_overhead, format_error, percent, plural, windows_cover
 
 _log = logging.getLogger("tpunb")
 
@@ -55,6 +56,7 @@ class Status(NamedTuple):
     saving: float = 0.0  # seconds spent on checkpointing
     productive: float | None = None  # share of run time in the usual work of steps, 0 to 1; None without steps
     overhead_interval: tuple[float, float] | None = None  # 95 % interval of the overhead
+    standing: float | None = None  # seconds for which the training has stood still, None if it does not
 
     def __str__(self) -> str:
         """Return the status as one plain line."""
@@ -64,6 +66,7 @@ class Status(NamedTuple):
             cost = estimated_overhead(self.overhead, self.overhead_interval)
         parts = [
             "profiling" if self.state == "running" else self.state,
+            *([] if self.standing is None else [f"no step for {duration(self.standing * 1e12)}"]),
             plural(self.steps, "step") + (f", now {self.kind}" if self.kind else ""),
             "no phase yet" if self.phase is None else f"phase {self.phase:,}, {self.phases:,} so far",
             *([] if self.productive is None else [f"{percent(self.productive)} of run time productive"]),
@@ -153,6 +156,7 @@ class CaptureSession:
         self.clock.on_step, self.clock.on_span = self._on_step, self.writer.span
         self.scheduler = WindowScheduler(self._schedule, self._origin_ns / 1e9)
         self.recorder = RunRecorder(self.writer, self.clock, self.scheduler, self._keep, self._origin_ns)
+        self.standing = StandingWatch(self.clock, self.recorder.stand)
         self._write_facts()
         captures.add(self)
         self._entered_in = threading.get_ident()
@@ -330,6 +334,7 @@ class CaptureSession:
             saving=self.scheduler.saved_s,
             productive=min(1.0, recorder.productive_ns / 1e9 / max(seconds, 1e-9)) if self.clock.count else None,
             overhead_interval=None if overhead is None else (overhead.low, overhead.high),
+            standing=None if self.is_over else self.standing.seconds,
         )
 
     # -- beside other profilers, and after a fork ------------------------------------------------------------------
@@ -533,6 +538,8 @@ class CaptureSession:
         while not self._ended.wait(LIMITS.tail_s):
             try:
                 self.recorder.write_tail()
+                if not self._at_boundary and LOCAL in self.source.facts().get("workers", [LOCAL]):
+                    self.standing.look()
             except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  must not end the training
                 self._fail(error)
                 self.stop("stopped")
@@ -562,6 +569,10 @@ class CaptureSession:
     def _close(self) -> None:
         """End the last window early, wait for the threads, and write the rest."""
         begun_s = time.monotonic()
+        try:
+            self.standing.end()
+        except Exception as error:  # noqa: BLE001  the rest is to be written
+            self._fail(error)
         for thread in (self._profiling, self._recording):
             while thread.is_alive() and not self._abandoned.is_set():
                 # a process must not end while a profiler records it

@@ -152,6 +152,7 @@ class StepClock:
         self.on_mark: Callable[[Event], tuple[int, int | None] | None] = lambda _: None  # as a mark begins and ends
         self.on_fetch: Callable[[Event], None] = lambda _: None  # called as a batch of a marked step is fetched
         self.current: Callable[[], StepRecord | None] = lambda: None  # the step of a loop without marks
+        self.folded_ns: Callable[[], int] = lambda: 0  # when the last event of such a loop ended
         self.catch_up: Callable[[], object] = lambda: None  # makes steps of such a loop, of what happened until now
         self.is_traced: Callable[[], bool] = lambda: False  # whether a window is requested
         self.again: tuple[str, str | None] = "", None  # a function that is compiled now, and why again
@@ -255,6 +256,26 @@ class StepClock:
     def opened(self) -> OpenStep | None:
         """The open step, which Keras or the program marks."""
         return self._open
+
+    @property
+    def thread(self) -> int:
+        """The thread that trains."""
+        return self._thread
+
+    @property
+    def account(self) -> str | None:
+        """The account that the program is in now, None if it is in none that is known."""
+        return next(iter(self._accounts[-1:]), None)
+
+    @property
+    def signalled_ns(self) -> int:
+        """When a step, or a part of one, ended last; 0 if none has."""
+        return max(self._ended_ns, self._computed_ns, self.folded_ns())
+
+    @property
+    def usual_ns(self) -> int:
+        """Usual time of a step of the longest kind, 0 without steps."""
+        return max((_usual_ns(recent.copy()) for recent in [*self._recent.values()] if recent), default=0)
 
     def is_in(self, account: str) -> bool:
         """Return whether the program is in an account now."""
@@ -511,7 +532,7 @@ class StepClock:
 
     def progress(self) -> Progress:
         """Return when the program last gave a sign of progress, and where it is."""
-        step, account = self._open, next(iter(self._accounts[-1:]), None)
+        step, account = self._open, self.account
         # a callback is long by the shortest kind of step, whichever it is called in
         key = self.count, None if step is None or account == "callbacks" else step.kind
         if key != self._typical[0]:
