@@ -484,7 +484,8 @@ class CaptureSession:
         self._facts_s = self._part_s = self._log_s = time.monotonic()
         response: WindowResponse | bytes | None
         profiling = writable = True
-        while profiling or not self._ended.is_set():  # steps are recorded even if the source has failed
+        # steps are recorded even if the source has failed; the end takes what is left of the queue
+        while (profiling or not self._ended.is_set()) and not self._abandoned.is_set():
             try:
                 response = self._responses.get(timeout=LIMITS.poll_s)
                 profiling = profiling and response is not None
