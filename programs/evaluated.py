@@ -17,6 +17,7 @@ from programs import quiet
 
 STEPS = 20
 ROWS = 64  # of a batch
+LEAST_S = 0.05  # that is wasted after an update
 
 Counts = dict[str, int]
 
@@ -51,12 +52,15 @@ class Waste:
     def update(self, array: Any = None, save: Callable[[Path], Any] | None = None) -> None:
         """Waste time after an update: with an array that it changed, or a function that saves."""
         begin_s = time.perf_counter()
-        if self.place == "log":
-            self.log()
-        elif self.place == "sync":
-            self.sync(array)
-        elif self.place == "save" and save:
-            save(self.folder / "state")
+        while self.place and time.perf_counter() < begin_s + LEAST_S:
+            if self.place == "log":
+                self.log()
+            elif self.place == "sync":
+                self.sync(array)
+            elif self.place == "save" and save:
+                save(self.folder / "state")
+            else:
+                break
         self.seconds += time.perf_counter() - begin_s
 
     def log(self) -> None:
