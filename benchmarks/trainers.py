@@ -7,7 +7,9 @@ and the time that it wastes. The least account of the runs without waste is what
 of ``pipelined.py`` run ahead of their device, marked in several ways, beside twins that wait in each step. Other
 programs on the machine add to every account. Trainings of libraries, of ``programs/libraries``, count their steps and
 evaluated batches, too, and run without waste and with one of four. ``--quick`` runs JAX, NNX with Grain, and PyTorch,
-with a waste in one or two places each, in under 50 seconds on two idle processors. The last line is one JSON object:
+with a waste in one or two places each, in under 50 seconds on two idle processors. ``--latest`` installs the newest
+releases of the libraries whose attributes a capture wraps, each beside this environment, and prints which of them no
+longer fit. The last line is one JSON object:
 
 ``steps``
     Share of the true steps of kind "train" found, in the worst run: 1.0 if all are, and none too many.
@@ -46,6 +48,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +57,7 @@ sys.path.extend(map(str, Path(__file__).parents[:2]))  # whichever way this file
 import tpunb as tp
 from programs import evaluated
 from programs.trainers import PLACES, pipelined
+from tpunb import instrument
 from tpunb.analysis.verdict import verdict
 
 
@@ -279,6 +283,53 @@ def pipelines(framework: str, steps: int, *, brief: bool) -> dict[str, Any]:
     return {"pipelined": worst, "steps": found}
 
 
+CHECK = """
+import json, sys
+from contextlib import suppress
+from importlib import import_module, metadata
+import tpunb as tp
+from tpunb import instrument
+library = next(each.LIBRARY for each in instrument.LIBRARIES if each.LIBRARY.package == sys.argv[1])
+with tp.capture(None, schedule=tp.Schedule.ticks()):
+    import_module(library.name)
+    for attribute in library.attributes:
+        with suppress(ImportError):
+            import_module(attribute.home)
+    print(json.dumps([metadata.version(library.package), len(library.attributes), library.misfits()]))
+"""
+"""What prints the version of a library, how many of its attributes are wrapped, and those that no longer fit."""
+
+
+def checked(package: str, install: Sequence[str]) -> tuple[list[Any] | None, str]:
+    """Return what `CHECK` prints of a newest release, or None and why not."""
+    with tempfile.TemporaryDirectory() as folder:
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--upgrade", "--target", folder, *install]
+        path = os.pathsep.join([folder, str(Path(__file__).parents[1])])
+        for command in (pip, [sys.executable, "-c", CHECK, package]):
+            environment = {**os.environ, "PYTHONPATH": path}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode:
+                return None, done.stderr.strip().rpartition("\n")[2][:160]
+    return json.loads(done.stdout.splitlines()[-1]), ""
+
+
+def latest(packages: Sequence[str]) -> dict[str, Any]:
+    """Install the newest release of each library beside this environment, print what of it no longer fits, and sum."""
+    table, unfit = list[tuple[str, ...]](), 0
+    for package in packages:
+        names = [package, *["jaxlib"] * (package == "jax")]
+        for options in (["--no-deps"], []):  # with this environment's, if that suffices
+            answer, error = checked(package, [*options, *names])
+            if answer:
+                break
+        version, attributes, lines = answer or ("?", "?", [error])
+        unfit += len(lines) if answer else 0
+        table.append((package, version, str(attributes), "; ".join(lines) or "all fit"))
+        print("  ".join(table[-1]), flush=True)
+    failed = [row[0] for row in table if row[1] == "?"]
+    return {"libraries": len(table), "unfit": unfit, "failed": failed}
+
+
 def isolated(*arguments: str, backend: str = "tensorflow") -> dict[str, Any]:
     """Run a part in a fresh process, and return its figures."""
     command = [sys.executable, __file__, *arguments]
@@ -301,6 +352,13 @@ def main() -> None:
     parser.add_argument("--frameworks", default=",".join(pipelined.FRAMEWORKS), help="of the pipelined loops")
     parser.add_argument("--places", default=",".join(PLACES), help="of the wastes")
     parser.add_argument("--libraries", default=",".join(LIBRARIES), help="names, separated by commas")
+    parser.add_argument(
+        "--latest",
+        nargs="?",
+        const="all",
+        metavar="PACKAGES",
+        help="try the newest releases of what is wrapped, instead",
+    )
     parser.add_argument("--program", help=argparse.SUPPRESS)
     parser.add_argument("--library", help=argparse.SUPPRESS)
     parser.add_argument("--framework", help=argparse.SUPPRESS)
@@ -308,6 +366,10 @@ def main() -> None:
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
     steps = options.steps or (40 if options.quick else 200)
     pairs = (1 if options.quick else 5) if options.pairs is None else options.pairs
+    if options.latest:
+        packages = [each.LIBRARY.package for each in instrument.LIBRARIES if each.LIBRARY.package != "python"]
+        print(json.dumps(latest(packages if options.latest == "all" else options.latest.split(","))))
+        return
     if options.program:
         places = tuple(place for place in options.places.split(",") if place in PROGRAMS[options.program].places)
         print(json.dumps(measure(options.program, steps, pairs, places, quick=options.quick)))
