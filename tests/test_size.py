@@ -22,7 +22,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "profiler": 4_800,
     "protobuf": 390,
     "root": 2_450,
-    "step_stats": 3_160,
+    "step_stats": 3_180,
     "testing": 630,
     "tfdata": 1_130,
     "torchdata": 1_030,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 62_630, 267  # of the package without studies: all lines; modules
+LINES, FILES = 62_640, 268  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

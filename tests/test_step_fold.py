@@ -20,8 +20,9 @@ from tpunb.io import parquet
 from tpunb.io.run_folder import TABLES
 from tpunb.profiler.loop import Loop
 from tpunb.profiler.step_clock import StepClock
-from tpunb.step_stats import step_fold
-from tpunb.step_stats.step_fold import Event, StepFold, steps_of
+from tpunb.step_stats import recorded_steps, step_fold
+from tpunb.step_stats.recorded_steps import steps_of
+from tpunb.step_stats.step_fold import Event, StepFold
 
 CORPUS = Path(__file__).parent / "corpus"
 SAMPLE = Path(__file__).parents[1] / "datasets" / "sample_profiles" / "keras_cnn"
@@ -311,7 +312,7 @@ def test_steps_that_were_recorded_as_one_are_told_apart_again(folder):
 def test_a_rule_that_changes_changes_the_steps_of_recorded_runs(folder, monkeypatch):
     before = tp.steps(tp.load(folder)).frame
     assert set(before["rule"]) == {"optimizer"}
-    monkeypatch.setitem(step_fold._HANDLERS, "update", lambda fold, event: None)
+    monkeypatch.setitem(step_fold.HANDLERS, "update", lambda fold, event: None)
     steps = tp.steps(tp.load(folder))
     assert set(steps.frame["rule"]) == {"gradients"}
     assert "no optimizer is known" in steps.explain(0)
@@ -319,7 +320,7 @@ def test_a_rule_that_changes_changes_the_steps_of_recorded_runs(folder, monkeypa
 
 def test_steps_whose_events_are_not_whole_are_as_recorded(folder, monkeypatch):
     record(folder, "ticks", kind=pl.lit("predict"))
-    monkeypatch.setattr(step_fold, "MOST_NAMES", 1)
+    monkeypatch.setattr(recorded_steps, "MOST_NAMES", 1)
     assert set(tp.steps(tp.load(folder)).frame["kind"]) == {"predict"}
 
 

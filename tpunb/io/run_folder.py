@@ -72,8 +72,8 @@ from tpunb.io import parquet, storage
 from tpunb.io.storage import Location
 from tpunb.protobuf import LIMIT
 from tpunb.step_stats.numbering import Change, judged_again, numbered
+from tpunb.step_stats.recorded_steps import Explanations, are_whole
 from tpunb.step_stats.sample_places import Stacks, placed_samples, placed_stalls
-from tpunb.step_stats.step_fold import Explanations, are_whole
 from tpunb.text import cut, duration, format_error, plain, plural
 
 RUN, DEVICE, TAIL, LATEST, LOCK = "run.json", "device.json", "ticks.parquet", "latest.bin", ".lock"

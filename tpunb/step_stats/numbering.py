@@ -12,7 +12,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.frames.steps import RunEvents
-from tpunb.step_stats.step_fold import steps_of
+from tpunb.step_stats.recorded_steps import steps_of
 
 Tables = Mapping[str, pl.DataFrame]
 Change = Callable[[pl.DataFrame], pl.DataFrame]
