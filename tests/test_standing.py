@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
+import threading
 import time
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -231,3 +234,32 @@ def test_ranks_without_a_wait_are_told_apart_by_how_far_they_came():
 def test_a_folder_is_watched_until_no_run_goes_on(stood, capsys):
     assert cli.main(["watch", str(stood[3].parent)]) == 0
     assert "no run continues" in capsys.readouterr().out
+
+
+def test_children_that_ended_are_named_with_how():
+    children = standing.Children()
+    killed = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    children.look()
+    killed.kill()
+    while os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT) is None:
+        pass
+    children.look()
+    (row,) = [row for row in children.described() if row["process"] == killed.pid]
+    killed.wait()
+    assert row["state"] == "ended with signal 9"
+
+
+def test_a_failure_of_the_watch_costs_the_run_nothing(tmp_path, monkeypatch):
+    looked = threading.Event()
+
+    def look(self):
+        looked.set()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(StandingWatch, "look", look)
+    with tp.capture(tmp_path / "run", schedule=tp.Schedule.ticks()) as run:
+        assert looked.wait(60)
+        with run.step(0):
+            pass
+    assert run.status.state == "finished"
+    assert tp.steps(tp.load(run)).count == 1

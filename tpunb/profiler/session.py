@@ -536,14 +536,22 @@ class CaptureSession:
             self._log_s = now_s
 
     def _write_tails(self) -> None:
+        looks, workers = True, [LOCAL]
+        with suppress(Exception):  # of a user's source
+            workers = self.source.facts().get("workers", workers)
         while not self._ended.wait(LIMITS.tail_s):
             try:
                 self.recorder.write_tail()
-                if not self._at_boundary and LOCAL in self.source.facts().get("workers", [LOCAL]):
-                    self.standing.look()
             except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  must not end the training
                 self._fail(error)
                 self.stop("stopped")
+            trains_here = LOCAL in workers or self.clock.count  # else steps end unseen, on other machines
+            if looks and trains_here and not self._at_boundary:
+                try:
+                    self.standing.look()
+                except Exception as error:  # noqa: BLE001  the run is complete without
+                    _log.info("%s: standstills are not seen any more: %s", self.writer.name, format_error(error))
+                    looks = False
 
     def _write_facts(self, state: str = "running") -> None:
         """Write ``run.json``; what reads it takes a run with another state for whole."""

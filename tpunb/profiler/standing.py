@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -80,14 +82,14 @@ class StandingWatch:
             self._token, self._since_ns, self._works = token, min(now_ns, signalled_ns or now_ns), []
             return
         elapsed_ns = now_ns - self._since_ns
+        if elapsed_ns < LIMITS.standing_s * 1e9 / 2:
+            return
         self._children.look()
         if (standing := self.current) is not None:
             rest_s = LIMITS.standing_look_s if elapsed_ns < LIMITS.standing_rare_s * 1e9 else LIMITS.standing_rest_s
             if now_ns - standing.recorded_ns >= rest_s * 1e9:
                 self.current = standing._replace(recorded_ns=now_ns)
                 self._record(standing.recorded_ns, now_ns, self.seen(now_ns))
-            return
-        if elapsed_ns < LIMITS.standing_s * 1e9 / 2:
             return
         self._works = [*self._works[-LIMITS.standing_works :], (now_ns, self._measure())]
         if elapsed_ns < self._limit_ns():
@@ -122,17 +124,12 @@ class StandingWatch:
         clock = self._clock
         shortest_ns = max(LIMITS.standing_s * 1e9, LIMITS.standing_steps * clock.usual_ns)
         process, children, io_bytes = self._shares()
-        works, children_work = (
-            process >= LIMITS.standing_busy or io_bytes >= LIMITS.standing_io,
-            children >= LIMITS.standing_busy,
-        )
-        is_first, may_last = clock.count < LIMITS.standing_first, clock.account in _WORKING
-        may_last |= clock.account == "data loading" and children_work
-        if (is_first and (works or children_work or clock.progress().computes)) or (
-            may_last and (works or children_work)
-        ):
-            return max(shortest_ns, LIMITS.standing_working_s * 1e9)
-        return shortest_ns
+        children_work = children >= LIMITS.standing_busy
+        works = children_work or process >= LIMITS.standing_busy or io_bytes >= LIMITS.standing_io
+        may_last = clock.account in _WORKING or (clock.account == "data loading" and children_work)
+        if clock.count < LIMITS.standing_first:  # what comes first may take long: it compiles, or loads
+            may_last, works = True, works or clock.progress().computes
+        return max(shortest_ns, LIMITS.standing_working_s * 1e9) if works and may_last else shortest_ns
 
     def _shares(self) -> tuple[float, float, float]:
         """Return processors of the process and its children, and bytes a second, over the last seconds."""
@@ -150,7 +147,7 @@ class StandingWatch:
         """Return what is seen of a standstill: stacks of all threads, innermost call first, and the children."""
         since_ns = self._since_ns if self.current is None else self.current.since_ns
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        found = {thread: stack for thread, stack in stacks().items() if not names.get(thread, "").startswith("tpunb-")}
+        found = {thread: stack for thread, stack in _stacks().items() if not names.get(thread, "").startswith("tpunb-")}
         order = sorted(found, key=lambda thread: thread != self._clock.thread)
         process, children, _ = self._shares()
         now_s = time.time()
@@ -183,9 +180,14 @@ def _frame(frame: FrameType) -> str:
     return cut(plain(f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"), LIMITS.longest_name)
 
 
+def _stacks() -> dict[int, list[FrameType]]:
+    """Return the stacks of all threads; none without an interpreter lock: those of running ones cannot be read."""
+    return stacks() if getattr(sys, "_is_gil_enabled", lambda: True)() else {}
+
+
 def _place(clock: StepClock) -> tuple[Any, ...]:
     """Return where the thread that trains is: the account, and the innermost function of the program."""
-    stack: Iterable[FrameType] = stacks().get(clock.thread, ())
+    stack: Iterable[FrameType] = _stacks().get(clock.thread, ())
     of_program = (frame.f_code for frame in stack if is_user_code(frame.f_code.co_filename))
     return clock.account, next(of_program, None)
 
@@ -204,8 +206,7 @@ class Children:
             present = {child.pid: child for child in self._process.children(recursive=True)}
             for pid, child in present.items():
                 if pid not in self._running:
-                    with suppress(psutil.Error):
-                        self._running[pid] = child, cut(plain(" ".join(child.cmdline()[:3]) or child.name()), 80)
+                    self._running[pid] = child, _name(child)
             for pid in [*self._running]:
                 if (how := _ended(pid, present.get(pid))) is not None:
                     _, name = self._running.pop(pid)
@@ -237,6 +238,16 @@ class Children:
             with suppress(psutil.Error, OSError):
                 rows.append({"process": pid, "name": name, "state": child.status()})
         return rows
+
+
+def _name(process: psutil.Process) -> str:
+    """Return the name of a process, of a script its own: other words may be secret."""
+    name = "process"
+    with suppress(psutil.Error, OSError):
+        name = process.name()
+        words = process.cmdline()[1:]
+        name = Path(words[0]).name if words and not words[0].startswith("-") else name
+    return cut(plain(name), 80)
 
 
 def _ended(pid: int, child: psutil.Process | None) -> str | None:
