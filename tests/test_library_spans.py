@@ -121,6 +121,22 @@ def test_jax_traces_and_compiles_by_name():
     ]
 
 
+def test_what_jax_traced_within_another_function_is_compiled_for_the_first_time_alone():
+    jax = pytest.importorskip("jax")
+    found = []
+
+    @jax.jit
+    def loss_of_this_test(x):
+        time.sleep(0.005)
+        return (x * 2).sum()
+
+    with spans_of(found):
+        jax.jit(lambda x: x - loss_of_this_test(x))(jax.numpy.ones(3))
+        loss_of_this_test(jax.numpy.ones(3))
+    compiled = [detail for detail in of(found, "program startup") if "compiling jit(loss_of_this_test)" in detail]
+    assert compiled == ["compiling jit(loss_of_this_test)"]
+
+
 def test_an_exception_while_tracing_is_raised_and_timed():
     tf = pytest.importorskip("tensorflow")
     found = []

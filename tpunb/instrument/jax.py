@@ -109,6 +109,8 @@ class _Misses:
     def reason(self, name: object, function: Any, inputs: Any) -> str | None:
         """Return why a function is compiled again, None for the first time; one made anew is the same."""
         with suppress(Exception):  # a function that cannot be referred to, or arguments of another kind
+            if any(isinstance(leaf, sys.modules["jax"].core.Tracer) for leaf in inputs):
+                return None  # a part of what is compiled now
             now = [f"{leaf.dtype}{[*leaf.shape]}" for leaf in inputs if hasattr(leaf, "shape")]
             key = name, function.__code__
             of, before = self._last.get(key, (None, now))
