@@ -309,7 +309,8 @@ def _print_end(folder: str, runs: Mapping[str, Process], ending: str | None, ear
     from tpunb.io.job_folder import RANK
 
     if not runs:
-        _print(f"nothing was captured: no process that can be captured imported {_FRAMEWORKS}")
+        rounds = "rounds of another library are steps by `with run.step(i):`, see docs/capture.md"
+        _print(f"nothing was captured: no process that can be captured imported {_FRAMEWORKS}; {rounds}")
         return
     top, where = Path(folder), {path: Path(path) for path in runs}
     ranks = [path for path in runs if RANK.fullmatch(where[path].name) and where[path].parent == top]
