@@ -25,9 +25,10 @@ PACKAGE = Path(tp.__file__).parent
 MOMENTS = {  # where the system clock is read, and the moment that it names
     "profiler/recorder.py": "start of a run, beside the monotonic clock",
     "profiler/options.py": "name of a run's folder",
+    "profiler/standing.py": "since when a training stands still, and when that was seen",
     "io/run_writer.py": "last update of run.json",
     "io/run_storage.py": "age of run.json",
-    "io/run_folder.py": "age of run.json",
+    "io/run_folder.py": "age of run.json, and of the last sign of work",
     "io/goodput_events.py": "start of a recorder",
     "training/snapshot.py": "save of a checkpoint",
     "studies/paper/about.py": "day of a recording",
