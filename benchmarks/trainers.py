@@ -237,8 +237,8 @@ def measure_library(name: str, place: str) -> dict[str, Any]:
     due = waste.seconds >= LEAST_SHARE * wall_s
     first = str(sentence).split(". ")[0]
     places = [int(line) for file, line in _PLACE.findall(first) if file == "evaluated.py"]
-    named = bool(sentence and any(begin <= line < begin + len(lines) for line in places))
-    named = named or bool(sentence and place in ("data", "save") and sentence.account in among)
+    is_there = any(begin <= line < begin + len(lines) for line in places) or place in ("data", "save")
+    named = bool(sentence and sentence.account in among and is_there)
     answer = "named" if named else "not named" if due else "too little"
     print(f"  {place}: {waste.seconds:.2f} of {wall_s:.2f} s; {answer}")
     return {
