@@ -96,7 +96,7 @@ def haiku_state(folder: Path) -> Counts:
         draw = np.random.default_rng(size)
         while True:
             chosen = draw.integers(0, ROWS, size)
-            yield WASTE.row(rows[chosen]), labels[chosen]
+            yield np.stack([WASTE.row(row) for row in rows[chosen]]), labels[chosen]
 
     train, held = batches(BATCH), batches(4 * BATCH)
     weights = network.init(jax.random.PRNGKey(0), rows[:1])
