@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from dataclasses import replace
@@ -34,9 +35,10 @@ class Program:
         self.clock = SimpleNamespace(
             count=100, signalled_ns=self.now_ns, usual_ns=round(usual_s * 1e9), account=None, thread=0
         )
+        self.clock.has_lost_its_thread = False
         self.clock.progress = lambda: SimpleNamespace(computes=False)
         self.function = object()
-        monkeypatch.setattr(standing, "_place", lambda clock: (clock.account, self.function))
+        monkeypatch.setattr(standing, "_place", lambda clock: self.function and (clock.account, self.function))
         self.watch = StandingWatch(self.clock, self.record, self.measure, lambda: self.now_ns)
 
     def record(self, begin_ns, end_ns, seen):
@@ -142,6 +144,24 @@ def test_between_cells_of_a_notebook_nothing_stands_still(program):
     program.function = None
     program.spend(600)
     assert program.told == []
+
+
+def test_where_the_thread_that_trained_has_ended_nothing_stands_still(program):
+    program.clock.has_lost_its_thread = True
+    program.spend(600)
+    assert program.told == []
+
+
+def test_a_thread_in_a_library_stands_and_that_of_a_kernel_waits(monkeypatch):
+    def stack(file):
+        code = compile("pass", file, "exec")
+        monkeypatch.setattr(standing, "_stacks", lambda: {0: [SimpleNamespace(f_code=code)]})
+        return standing._place(SimpleNamespace(account=None, thread=0))
+
+    packages = sysconfig.get_path("purelib")
+    assert stack(f"{packages}/maxtext/train.py") == (None, None)
+    assert stack(f"{packages}/ipykernel/kernelbase.py") is None
+    assert stack("train.py")[1].co_filename == "train.py"
 
 
 def test_a_long_first_step_is_awaited(monkeypatch):

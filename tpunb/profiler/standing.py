@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +23,8 @@ from tpunb.training.program import is_user_code
 
 _WORKING = {None, "program startup", "checkpoint save", "checkpoint restore", "evaluation", "tuning", "resuming"}
 """Accounts, None in code of the program, in which one that computes, reads or writes may be for long."""
+
+_KERNEL = "ipykernel"  # in the files of a notebook's kernel
 
 
 class Work(NamedTuple):
@@ -94,9 +96,10 @@ class StandingWatch:
         self._works = [*self._works[-LIMITS.standing_works :], (now_ns, self._measure())]
         if elapsed_ns < self._limit_ns():
             return
-        self._place = account, function = _place(clock)
-        if (function is None and account is None) or elapsed_ns < 2 * self._usual_ns.get(self._place, 0):
-            return  # between cells of a notebook, the thread that trains waits for the next
+        place = None if clock.has_lost_its_thread else _place(clock)
+        if place is None or elapsed_ns < 2 * self._usual_ns.get(place, 0):
+            return
+        self._place = place
         self.current = Standstill(self._since_ns, clock.count - 1, now_ns)
         self._record(self._since_ns, now_ns, self.seen(now_ns))
 
@@ -185,11 +188,16 @@ def _stacks() -> dict[int, list[FrameType]]:
     return stacks() if getattr(sys, "_is_gil_enabled", lambda: True)() else {}
 
 
-def _place(clock: StepClock) -> tuple[Any, ...]:
-    """Return where the thread that trains is: the account, and the innermost function of the program."""
-    stack: Iterable[FrameType] = _stacks().get(clock.thread, ())
-    of_program = (frame.f_code for frame in stack if is_user_code(frame.f_code.co_filename))
-    return clock.account, next(of_program, None)
+def _place(clock: StepClock) -> tuple[Any, ...] | None:
+    """Return where the thread that trains is: the account, and the innermost function of the program.
+
+    None between cells of a notebook, where its kernel waits for the next.
+    """
+    codes = [frame.f_code for frame in _stacks().get(clock.thread, ())]
+    function = next((code for code in codes if is_user_code(code.co_filename)), None)
+    if function is None and clock.account is None and any(_KERNEL in code.co_filename for code in codes):
+        return None
+    return clock.account, function
 
 
 class Children:
