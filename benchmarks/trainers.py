@@ -402,7 +402,9 @@ def main() -> None:
     frameworks = "jax" if options.quick else options.frameworks
     ahead = [isolated("--framework", name, "--steps", "40", *quick) for name in frameworks.split(",") if name]
     if options.quick:
-        print(f"left out: {', '.join(name for name in PROGRAMS if name not in chosen)}; marks and reads of pipelined")
+        print(
+            f"left out: {', '.join(name for name in PROGRAMS if name not in chosen)}; libraries; marks and reads of pipelined"
+        )
     if missing:
         print(f"left out, as a package is missing: {', '.join(missing)}")
     named = [each for one in done for each in one["named"]]
