@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -62,7 +63,7 @@ def line_of(name: str) -> str | None:
 
 def said(run: Path) -> str | None:
     """Return what is said of a run that stands still."""
-    with suppress(TpunbError, OSError):
+    with suppress(TpunbError, OSError), warnings.catch_warnings(action="ignore"):  # that it was cut
         standing = tp.load(run).standing
         return None if standing is None else str(standing)
     return None

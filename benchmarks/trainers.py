@@ -402,9 +402,8 @@ def main() -> None:
     frameworks = "jax" if options.quick else options.frameworks
     ahead = [isolated("--framework", name, "--steps", "40", *quick) for name in frameworks.split(",") if name]
     if options.quick:
-        print(
-            f"left out: {', '.join(name for name in PROGRAMS if name not in chosen)}; libraries; marks and reads of pipelined"
-        )
+        others = ", ".join(name for name in PROGRAMS if name not in chosen)
+        print(f"left out: {others}; libraries; marks and reads of pipelined")
     if missing:
         print(f"left out, as a package is missing: {', '.join(missing)}")
     named = [each for one in done for each in one["named"]]
