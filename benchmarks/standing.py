@@ -5,8 +5,8 @@
 three that stand still. The last line is one JSON object:
 
 ``named``
-    How many of `stand` were seen within 20 s of their begin plus the 15 s for which a training may stand, with the line
-    at which they stand; of a process that is stopped, that it is.
+    How many of `stand` were seen within 20 s of their begin, with the line at which they stand; of a process that is
+    stopped, that it is.
 ``killed``
     How many say it, too, after their process was killed.
 ``alarms``
@@ -96,7 +96,7 @@ def watch(name: str, folder: Path) -> Seen:
     right = bool(sentence)
     if name in standstills.STANDSTILLS:
         at = line_of(name) or "stopped"
-        right = bool(sentence and at in sentence and after_s is not None and after_s < 15 + WITHIN_S)
+        right = bool(sentence and at in sentence and after_s is not None and after_s <= WITHIN_S)
     print(f"{name:22} {'after ' + format(after_s, '.0f') + ' s: ' if after_s else ''}{sentence}", flush=True)
     return Seen(name, after_s, sentence or "", killed, right)
 

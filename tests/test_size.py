@@ -18,8 +18,8 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "costs": 1_180,
     "frames": 1_610,
     "instrument": 2_280,
-    "io": 5_420,
-    "profiler": 4_820,
+    "io": 5_450,
+    "profiler": 4_830,
     "protobuf": 390,
     "root": 2_450,
     "step_stats": 3_180,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 62_670, 268  # of the package without studies: all lines; modules
+LINES, FILES = 62_700, 269  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -17,12 +17,14 @@ import pytest
 import tpunb as tp
 from tpunb import cli
 from tpunb.frames.standing import Standing, of_ranks
-from tpunb.io.run_folder import ALIVE_S, LOCK, RUN, SILENT_S, STANDING
+from tpunb.io.run_folder import ALIVE_S, LOCK, RUN, STANDING
 from tpunb.io.run_storage import FolderLock
+from tpunb.io.standing import SILENT_S
 from tpunb.profiler import limits, standing
 from tpunb.profiler.standing import StandingWatch, Work
 
 LOOK_S = 0.8
+OVERFLOWS = '{"since": "0001-01-01T00:00:00+14:00", "seconds": 1, "step": 1, "children": [], "threads": []}'
 KNOWN = ["program startup", "checkpoint save", "checkpoint restore", "evaluation"]
 
 
@@ -30,7 +32,7 @@ class Program:
     """A training by a simulated clock: what it does is set, time passes in looks."""
 
     def __init__(self, monkeypatch, usual_s=0.1):
-        self.now_ns, self.told = 10**12, []
+        self.now_ns, self.stretches = 10**12, []
         self.own_s = self.children_s = 0.0
         self.clock = SimpleNamespace(
             count=100, signalled_ns=self.now_ns, usual_ns=round(usual_s * 1e9), account=None, thread=0
@@ -42,7 +44,7 @@ class Program:
         self.watch = StandingWatch(self.clock, self.record, self.measure, lambda: self.now_ns)
 
     def record(self, begin_ns, end_ns, seen):
-        self.told.append((begin_ns, end_ns, seen is not None))
+        self.stretches.append((begin_ns, end_ns, seen is not None))
 
     def measure(self):
         return Work(self.own_s, self.children_s, 0)
@@ -62,8 +64,8 @@ class Program:
 
     @property
     def alarmed_s(self):
-        """When it was told first, since the last step."""
-        return (self.told[0][1] - self.told[0][0]) / 1e9 if self.told else None
+        """When it was recorded first, since the last step."""
+        return (self.stretches[0][1] - self.stretches[0][0]) / 1e9 if self.stretches else None
 
 
 @pytest.fixture
@@ -101,14 +103,14 @@ def test_a_program_at_work_may_pause(program, account, at_work, pause_s):
     program.clock.account = account
     program.spend(pause_s, **at_work)
     program.step()
-    assert program.told == []
+    assert program.stretches == []
 
 
 @pytest.mark.parametrize("pause_s", [20, 60, 300])
 def test_workers_that_work_are_awaited(program, pause_s):
     program.clock.account = "data loading"
     program.spend(pause_s, children=1.0)
-    assert program.told == []
+    assert program.stretches == []
 
 
 @pytest.mark.parametrize("at_work", [{"own": 1.0}, {"children": 1.0}])
@@ -120,22 +122,22 @@ def test_nothing_that_works_lasts_for_ever(program, at_work):
 def test_a_pause_that_has_ended_is_awaited_the_next_time(program):
     program.spend(40)
     program.step()
-    before = len(program.told)
+    before = len(program.stretches)
     program.spend(70)
     program.step()
-    assert len(program.told) == before
+    assert len(program.stretches) == before
     program.function = object()
     program.spend(40)
-    assert len(program.told) > before
+    assert len(program.stretches) > before
 
 
 def test_stretches_follow_one_another_and_end_with_the_standstill(program):
     since_ns = program.now_ns
     program.spend(400)
     program.step()
-    assert [begin for begin, *_ in program.told] == [since_ns, *[end for _, end, _ in program.told[:-1]]]
-    assert [seen for *_, seen in program.told] == [True] * (len(program.told) - 1) + [False]
-    rests = [(end - begin) / 1e9 for begin, end, _ in program.told[1:-1]]
+    assert [begin for begin, *_ in program.stretches] == [since_ns, *[end for _, end, _ in program.stretches[:-1]]]
+    assert [seen for *_, seen in program.stretches] == [True] * (len(program.stretches) - 1) + [False]
+    rests = [(end - begin) / 1e9 for begin, end, _ in program.stretches[1:-1]]
     assert all(15 <= rest < 15 + 2 * LOOK_S for rest in rests[:5])
     assert all(60 <= rest < 60 + 2 * LOOK_S for rest in rests[8:])
 
@@ -143,13 +145,13 @@ def test_stretches_follow_one_another_and_end_with_the_standstill(program):
 def test_between_cells_of_a_notebook_nothing_stands_still(program):
     program.function = None
     program.spend(600)
-    assert program.told == []
+    assert program.stretches == []
 
 
 def test_where_the_thread_that_trained_has_ended_nothing_stands_still(program):
     program.clock.has_lost_its_thread = True
     program.spend(600)
-    assert program.told == []
+    assert program.stretches == []
 
 
 def test_a_thread_in_a_library_stands_and_that_of_a_kernel_waits(monkeypatch):
@@ -169,7 +171,7 @@ def test_a_long_first_step_is_awaited(monkeypatch):
     program.clock.count = 0
     program.clock.progress = lambda: SimpleNamespace(computes=True)
     program.spend(300)
-    assert program.told == []
+    assert program.stretches == []
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +238,7 @@ def test_a_process_without_a_sign_of_work_is_said_to_be_silent(stood, tmp_path):
         lock.release()
 
 
-@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"since": 1}', '{"since": "x", "step": []}', "\x00"])
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"since": 1}', '{"since": "x", "step": []}', "\x00", OVERFLOWS])
 def test_a_damaged_record_of_it_costs_nothing_else(stood, tmp_path, damage):
     run = shutil.copytree(stood[0], tmp_path / "run")
     (run / STANDING).write_text(damage)

@@ -73,4 +73,4 @@ def _at(path: Path, name: str) -> Live:
         parts.append(f"{short_time(row['step_ps'])} each")
     if row.get("goodput") is not None:
         parts.append(f"{percent(row['goodput'])} of {duration(row['wall_ps'])} productive")
-    return Live(name, profile.state, profile.standing is not None, f"{name}: {', '.join(parts)}; {row['state']}")
+    return Live(name, profile.state, profile.standing is not None, plain(f"{name}: {', '.join(parts)}; {row['state']}"))

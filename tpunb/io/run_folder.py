@@ -46,18 +46,15 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 import polars as pl
-import psutil
 
 from tpunb import schema, signals
 from tpunb.errors import BadProfile, TpunbError, warn_user
@@ -65,10 +62,10 @@ from tpunb.frames import Profile, Steps
 from tpunb.frames.conversion import check_file, open_file, read_file
 from tpunb.frames.hardware import Device
 from tpunb.frames.profile import device_kinds
-from tpunb.frames.standing import Standing
 from tpunb.frames.steps import RunEvents, WallClock
 from tpunb.instrument import events as run_events
 from tpunb.io import parquet, storage
+from tpunb.io.standing import is_silent, stands
 from tpunb.io.storage import Location
 from tpunb.protobuf import LIMIT
 from tpunb.step_stats.numbering import Change, judged_again, numbered
@@ -127,9 +124,6 @@ _NAMES_FROM, _NAME, _MOST_NAMES = _EVENTS_FROM + run_events.ROW.size * LATEST_EV
 """Where lines of what events refer to begin, after those, with their bytes, and how many there are."""
 
 _JOURNAL_BYTES = _NAMES_FROM + _NAME * _MOST_NAMES
-
-SILENT_S = 20.0
-"""Time after which a process that shows each second that it is at work gives no sign of it."""
 
 ALIVE_S = 180.0
 """Seconds since the last update of ``run.json`` after which a run without a lock counts as abandoned."""
@@ -294,9 +288,11 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     placed = {"stalls": placed_stalls(tables["stack_stalls"], stacks), "samples": placed_samples(looks, stacks)}
     causes = {name: tables[name] for name in ("spans", "load")}
     causes |= {name: pl.concat([tables[name], frame]) for name, frame in placed.items()}
-    standing = _standing(facts, placed["samples"], is_now=not end)
-    if standing is None and not end:
-        standing = _silent(folder, facts, tables["ticks"]["step"].max())
+    standing = None
+    if facts.get("state") == "running":
+        standing = stands(facts.get(STANDING), facts.get("group"), placed["samples"], is_now=not end)
+        if standing is None and not folder.url and is_written(Path(folder.path)):
+            standing = is_silent(Path(folder.path, LOCK), facts, tables["ticks"])
     wall = WallClock(span_ps, complete=facts.get("causes") is True and not skipped, **causes)
     read_raw = partial(_events, owner, name, raw, origin_ns, starts, skipped) if raw else None
     frame, merged, devices = aggregate.merge_steps(tables, _step_flops(facts))
@@ -334,58 +330,6 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         state="cut" if facts.get("state") == "running" and end else plain(str(facts.get("state", ""))) or None,
         standing=standing,
     )
-
-
-def _standing(facts: Mapping[str, Any], samples: pl.DataFrame, *, is_now: bool) -> Standing | None:
-    """Return what was seen of a training that stands still, unless its run has ended by itself."""
-    seen = facts.get(STANDING)
-    if not isinstance(seen, dict) or facts.get("state") != "running":
-        return None
-    try:
-        since, last = datetime.fromisoformat(seen["since"]).astimezone(), int(seen["step"])
-        children = [
-            cut(plain(f"{each['name']} ({each['process']}): {each['state']}"), 160) for each in seen["children"]
-        ]
-        ended = tuple(child for child in children if ": ended" in child)
-        place = samples.sort("start_ps")["place"].drop_nulls()[-1:].to_list()
-        group = facts.get("group")
-        rank = group.get("rank") if isinstance(group, dict) and isinstance(group.get("rank"), int) else None
-        trains: list[str] = next((each["frames"] for each in seen["threads"] if each["trains"]), [])
-        waits = seen["account"] == schema.PEERS or any(_WAITS.search(frame) for frame in trains[:_INNERMOST])
-        seconds, step = float(seen["seconds"]), None if last < 0 else last
-        line = next(iter(place or trains), None)  # without samples the innermost call
-        return Standing(since, seconds, step, line, ended, is_now, rank, waits)
-    except (KeyError, TypeError, ValueError):  # of another version
-        return None
-
-
-_WAITS = re.compile(r"/torch/(?:distributed|autograd)/|/jax/_src/(?:array|api)\.py|/multihost_utils\.py")
-_INNERMOST = 8  # frames in which a library waits for other ranks
-
-
-def _silent(folder: Location, facts: Mapping[str, Any], step: Any) -> Standing | None:
-    """Return that a process which writes a run gives no sign of it: it cannot say so itself."""
-    path = Path(folder.path) / LOCK
-    if folder.url or facts.get("state") != "running" or not is_written(path.parent):
-        return None
-    with suppress(OSError):
-        silent_s = time.time() - path.stat().st_mtime
-        if silent_s >= SILENT_S:
-            since = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
-            return Standing(since, silent_s, step, _why_silent(facts.get("process"), facts.get("host")), (), True)
-    return None
-
-
-def _why_silent(process: Any, host: Any) -> str:
-    """Return why a process gives no sign."""
-    if host == socket.gethostname() and isinstance(process, int):
-        with suppress(psutil.Error, OSError):
-            state = psutil.Process(process).status()
-            if state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
-                return f"its process {process} is stopped, as by SIGSTOP: kill -CONT {process}"
-            if state == psutil.STATUS_DISK_SLEEP:
-                return f"its process {process} waits for a disk or a network file system"
-    return "its process gives no sign: code in C holds the interpreter lock, or the machine does not run"
 
 
 def is_written(folder: Path) -> bool:

@@ -19,7 +19,7 @@ from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.stacks import stacks
 from tpunb.profiler.step_clock import StepClock
 from tpunb.text import cut, plain
-from tpunb.training.program import is_user_code
+from tpunb.training.program import home_of, is_user_code
 
 _WORKING = {None, "program startup", "checkpoint save", "checkpoint restore", "evaluation", "tuning", "resuming"}
 """Accounts, None in code of the program, in which one that computes, reads or writes may be for long."""
@@ -166,6 +166,7 @@ class StandingWatch:
                 {
                     "name": cut(plain(names.get(thread, "?")), 80),
                     "trains": thread == self._clock.thread,
+                    "innermost": _home(found[thread]),
                     "frames": [_frame(frame) for frame in found[thread][: LIMITS.standing_frames]],
                 }
                 for thread in order[: LIMITS.most_threads]
@@ -176,6 +177,16 @@ class StandingWatch:
 
 def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def _home(stack: list[FrameType]) -> str:
+    """Return whose the innermost function is: of the "program", of "python", or of a "library", which may wait."""
+    homes = ("program" if is_user_code(file) else home_of(file) or "library" for file in map(_file, stack))
+    return next((home for home in homes if home != "tpunb"), "python")
+
+
+def _file(frame: FrameType) -> str:
+    return frame.f_code.co_filename
 
 
 def _frame(frame: FrameType) -> str:
