@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import shutil
 import subprocess
 import sys
@@ -164,6 +165,16 @@ def test_a_thread_in_a_library_stands_and_that_of_a_kernel_waits(monkeypatch):
     assert stack(f"{packages}/maxtext/train.py") == (None, None)
     assert stack(f"{packages}/ipykernel/kernelbase.py") is None
     assert stack("train.py")[1].co_filename == "train.py"
+
+
+def test_whose_the_innermost_function_is():
+    def home(*files):
+        return standing._home([SimpleNamespace(f_code=compile("pass", file, "exec")) for file in files])
+
+    packages = sysconfig.get_path("purelib")
+    assert home(f"{packages}/torch/autograd/graph.py", "train.py") == "library"
+    assert home(queue.__file__, "train.py") == "python"
+    assert home(standing.__file__, "train.py") == "program"
 
 
 def test_a_long_first_step_is_awaited(monkeypatch):

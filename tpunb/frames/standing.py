@@ -70,7 +70,7 @@ def of_ranks(standings: Sequence[Standing]) -> Standing | None:
         least = min(each.step or 0 for each in standings)
         behind = [each for each in standings if (each.step or 0) == least]
         alone = behind if len(behind) < len(standings) else []
-    parts = [f"{_ranks(of_place)} wait at {place}" for place, of_place in _by_place(standings, alone)]
+    parts = [f"{_ranks(of_place)} at {place}" for place, of_place in _by_place(standings, alone)]
     parts += [f"rank {each.rank} never came: {each.place or 'its line is not known'}" for each in alone]
     longest = max(standings, key=lambda each: each.seconds)
     step = max((each.step for each in standings if each.step is not None), default=None)
@@ -87,4 +87,5 @@ def _by_place(standings: Sequence[Standing], alone: Sequence[Standing]) -> list[
 
 
 def _ranks(standings: Sequence[Standing]) -> str:
-    return f"{'rank' if len(standings) == 1 else 'ranks'} {enumerated(each.rank for each in standings)}"
+    numbers = enumerated(each.rank for each in standings)
+    return f"rank {numbers} waits" if len(standings) == 1 else f"ranks {numbers} wait"

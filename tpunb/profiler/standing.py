@@ -18,6 +18,7 @@ import psutil
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.stacks import stacks
 from tpunb.profiler.step_clock import StepClock
+from tpunb.step_stats.sample_places import PACKAGES
 from tpunb.text import cut, plain
 from tpunb.training.program import home_of, is_user_code
 
@@ -181,12 +182,12 @@ def _iso(seconds: float) -> str:
 
 def _home(stack: list[FrameType]) -> str:
     """Return whose the innermost function is: of the "program", of "python", or of a "library", which may wait."""
-    homes = ("program" if is_user_code(file) else home_of(file) or "library" for file in map(_file, stack))
-    return next((home for home in homes if home != "tpunb"), "python")
-
-
-def _file(frame: FrameType) -> str:
-    return frame.f_code.co_filename
+    for file in (frame.f_code.co_filename for frame in stack):
+        if is_user_code(file):
+            return "program"
+        if (home := home_of(file)) != "tpunb":
+            return "python" if home == "python" and not PACKAGES.search(file) else "library"
+    return "python"
 
 
 def _frame(frame: FrameType) -> str:
