@@ -1,5 +1,6 @@
 """Roofline of a run at every level, and on another device."""
 
+import gzip
 import socket
 from dataclasses import replace
 
@@ -360,3 +361,14 @@ def test_an_instruction_of_several_kernels_ran_once_and_the_longest_has_its_work
 def test_libraries_by_the_names_of_kernels(kernel, hlo_op, found):
     assert library(kernel, hlo_op) == found
     assert library(None, "custom-call.1", category="custom-call") is None
+
+
+@pytest.mark.parametrize(("size", "cause"), [(4097, "its sizes are misaligned"), (4096, "its shape does not say why")])
+def test_a_product_far_from_its_roof_is_said(answers, tmp_path, size, cause):
+    with gzip.open(answers / "tracelens/faults/gemm_03_compute_misaligned.json.gz", "rt") as file:
+        published = file.read()
+    trace = tmp_path / "trace.json"
+    trace.write_text(published.replace("4097", str(size)))
+    sentence = tp.advise(tp.load(trace, device="MI300X"))["sentence"][0]
+    assert f"bf16[{size},{size}] takes 100 % of the phase's device time, 3.49 times its time at the roof" in sentence
+    assert cause in sentence

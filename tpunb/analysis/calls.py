@@ -29,7 +29,7 @@ _MOST = 3  # calls of a phase in advice
 def call_metrics(metrics: pl.DataFrame, roof: Roofline) -> pl.DataFrame:
     """Return one row per phase and slow call, with the metrics of the phase, most time first.
 
-    ``fault``, a name in `tpunb.analysis.advice.CALL_RULES`; ``call``, ``operator`` and ``operands``; ``time``, share of
+    ``fault``, the name of a cause of calls; ``call``, ``operator`` and ``operands``; ``time``, share of
     ``base``; ``times``, its time as a multiple of that at the roof; ``gain``, share of step time that is lost to the
     fault; ``call_ps``, mean time of a call; and sizes: ``tiles``, ``units``, ``smallest``, ``odd``, ``length``,
     ``positions``, ``channels``, ``each`` (rows of an expert).
@@ -69,8 +69,8 @@ def _with_fault(row: Mapping[str, Any], roof: Roofline) -> dict[str, Any] | None
     roof_ps = row["roof_ps"]
     efficiency = min(roof_ps / row["self_ps"], 1.0) if roof_ps is not None and row["self_ps"] else None
     units = roof.device.units if roof.device else None
-    sizes = _sizes(row, operator, operands, tensors, units)
-    if not sizes or (efficiency is not None and efficiency >= _SLOW) or (efficiency is None and "each" not in sizes):
+    sizes = _sizes(row, operator, operands, tensors, units) or {"fault": "far from its roof"}
+    if (efficiency is not None and efficiency >= _SLOW) or (efficiency is None and "each" not in sizes):
         return None
     gain = row["time"] * ((1 - efficiency / 0.7) if efficiency is not None else 1 - sizes["each"] / _TILE)
     return {

@@ -806,6 +806,11 @@ _OF_CALLS = (
         "fuse them (torch.compile, fused optimizers and activations)",
         "a pair that is fused reads and writes about half", "compilation takes longer than it saves"),
 )
+    _call(
+        "T713", "far from its roof", f"{_ROOF}its shape does not say why",
+        "look at its kernels (tp.roofline(run, 'kernel')), and try another type, layout or backend of it",
+        "under 50 % of the roof, as for a phase",
+        "the operator has no faster kernel for this device"),
 
 # fmt: on
 
