@@ -474,7 +474,7 @@ OF_RUN = {
         {},
         8,
     ),
-    "ended iterators": ([(at, 2, "data loading", "end of the data") for at in (4, 12, 24, 41)], {}, 6),  # but the last
+    "ended iterators": ([(at, 2, "data loading", "end of the data") for at in (4, 12, 24, 41)], {}, 8),
     "restarted workers": ([(41 + 5 * i, 2, "data loading", "start of workers") for i in range(4)], {}, 6),
     "program code": ([], {}, 16),
     "garbage collection": ([(10, 20, "garbage collection", "generation 2")], {}, 20),

@@ -237,13 +237,12 @@ def test_samples_while_devices_compute_do_not_hide_the_place_of_the_others():
     assert f"mostly {place}. " in str(verdict(replace(phases, steps=replace(phases.steps, wall=wall))))
 
 
-@pytest.mark.parametrize(("at", "healthy"), [([41, 43, 45], True), ([4, 12, 24], False)], ids=["after", "between"])
-def test_what_an_iterator_takes_to_end_after_the_last_training_is_paid_once(at, healthy):
+@pytest.mark.parametrize("at", [[41, 43, 45], [4, 12, 24]], ids=["after", "between"])
+def test_what_an_iterator_takes_to_end_is_named_after_the_last_training_too(at):
     spans = [(second, 2, "data loading", "end of the data") for second in at]
     found = verdict(with_facts(accounted(*spans, wall_s=50), data="tf.data"))
-    assert found.healthy is healthy
-    assert ("Waiting for input took 6.0 s, once per run" in found.sentence) is healthy
-    assert ("Iterate once over data.repeat(epochs)" in found.sentence) is not healthy
+    assert found.sentence.startswith("Iterators of tf.data that end, and wait for the thread of its autotuning, took 6")
+    assert "`options.autotune.enabled = False`: saves up to 6.0 s" in found.sentence
 
 
 def with_facts(phases, **facts):

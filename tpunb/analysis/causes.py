@@ -187,6 +187,8 @@ _INPUT = (
 _explained = pl.sum_horizontal("anew", "ended", "starting", "restarting")
 _waiting = pl.col("loading") - _explained
 
+_NO_AUTOTUNE = "options.autotune.enabled = False"  # of tf.data.Options, by data.with_options
+
 _OF_INPUT = (
     Cause(
         "T101", "data loading", "slow input",
@@ -212,17 +214,16 @@ _OF_INPUT = (
         source="https://keras.io/api/models/model_training_apis: fit, steps_per_epoch",
         no_fault="the data differ from epoch to epoch"),
     Cause(
-        "T103", "data loading", "ended iterators", when=pl.col("ending") > 0.05, saves=pl.col("ending"),
+        "T103", "data loading", "ended iterators", when=pl.col("ended") > 0.05, saves=pl.col("ended"),
         sentence="Iterators of tf.data that end, and wait for the thread of its autotuning, took {took}",
         remedies=(
             Remedy(
-                "train more epochs in one fit; or pass a tf.data.Dataset with options.autotune.enabled = False",
+                "pass a tf.data.Dataset with_options, or train more epochs in one fit", _NO_AUTOTUNE,
                 when=_is("data", "arrays", "generator", "PyDataset")),
-            Remedy(
-                "iterate once over data.repeat(epochs); or switch autotuning off (options.autotune.enabled = False)")),
+            Remedy("give the data tf.data.Options, or iterate once over data.repeat(epochs)", _NO_AUTOTUNE)),
         evidence=f"{_CLOCK}from the last batch to the end of the iteration",
         source="stacks of threads: RootDataset::Iterator waits for Model::OptimizeLoop (TensorFlow 2.21)",
-        no_fault="the run has a few epochs: the wait is up to 0.1 s in each"),
+        no_fault="the run is short: most ends take 0.1 s, and few of them seconds"),
     Cause(
         "T104", "data loading", "restarted workers", when=pl.col("restarting") > 0.05, saves=pl.col("restarting"),
         sentence="Workers of a DataLoader, which start anew in each of its passes, took {took}",
@@ -805,12 +806,12 @@ _OF_CALLS = (
         "Elementwise operations that run one by one take {time} of the phase's {base}, most of it {operator}",
         "fuse them (torch.compile, fused optimizers and activations)",
         "a pair that is fused reads and writes about half", "compilation takes longer than it saves"),
-)
     _call(
         "T713", "far from its roof", f"{_ROOF}its shape does not say why",
         "look at its kernels (tp.roofline(run, 'kernel')), and try another type, layout or backend of it",
         "under 50 % of the roof, as for a phase",
         "the operator has no faster kernel for this device"),
+)
 
 # fmt: on
 

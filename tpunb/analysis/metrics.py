@@ -329,26 +329,25 @@ def _top_ops(ops: pl.DataFrame) -> pl.DataFrame:
 def account_metrics(phases: Phases, failure_every_h: float | None = None, run: Goodput | None = None) -> pl.DataFrame:
     """Return one row of metrics of the whole run, none without a record of its wall time; null if unknown.
 
-    ``wall_ps``; of each account by its ``metric`` in ``tpunb.schema.ACCOUNTS``, of ``retracing`` (tracing and
-    compiling a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three
-    models or more, but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew``
-    (iterators of Keras, with ``awaiting``, the waits for their first batches), ``ended`` (iterators of tf.data) and
-    ``ending`` (but for the last), ``starting`` and ``restarting`` (workers of a DataLoader, in its first pass and
-    later), ``importing`` (modules, by samples of preparation), ``refitting`` (around and before the steps of fits of
-    one batch), ``stepping`` (steps without waits), ``dispatching`` (of it, what a compiled step would not take; see
-    ``eager``), ``slowing`` (of steps, beyond those of the first quarter) and ``frozen`` (a model without gradients,
-    called at ``frozen_at``), ``double`` (what double precision costs at most) and ``unthreaded`` (what ``processors``
-    beyond the ``threads`` of PyTorch would save at most) the share of wall time, 0 to 1, and the time such as
-    ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in bytes; ``crowding``, the share
-    of the processors that other programs used while none was free; ``eager``, what runs steps operation by operation;
-    ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "thread" if code waits for one,
-    "collector" if it collects garbage; ``collects``, "program" if that collects garbage itself; ``calls``, "model" if
-    callbacks mostly call one; ``evaluates``: "predict", "mode" if no batch is evaluated, or "batches"; ``saves``,
-    "background" if Orbax does not hold up the training for them; ``callback`` and ``retraced``, what took most of it,
-    with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``: function, value, shape or growth;
-    ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a known time between failures;
-    ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the interval of
-    least loss by Young.
+    ``wall_ps``; of each account by its ``metric`` in ``tpunb.schema.ACCOUNTS``, of ``retracing`` (tracing and compiling
+    a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three models or more,
+    but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew`` (iterators of Keras, with
+    ``awaiting``, the waits for their first batches), ``ended`` (iterators of tf.data), ``starting`` and ``restarting``
+    (workers of a DataLoader, in its first pass and later), ``importing`` (modules, by samples of preparation),
+    ``refitting`` (around and before the steps of fits of one batch), ``stepping`` (steps without waits),
+    ``dispatching`` (of it, what a compiled step would not take; see ``eager``), ``slowing`` (of steps, beyond those of
+    the first quarter) and ``frozen`` (a model without gradients, called at ``frozen_at``), ``double`` (what double
+    precision costs at most) and ``unthreaded`` (what ``processors`` beyond the ``threads`` of PyTorch would save at
+    most) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour,
+    if steady, to ``memory`` in bytes; ``crowding``, the share of the processors that other programs used while none was
+    free; ``eager``, what runs steps operation by operation; ``debug``, what checks each operation; ``data``, the kind
+    of the data; ``waits``, "thread" if code waits for one, "collector" if it collects garbage; ``collects``, "program"
+    if that collects garbage itself; ``calls``, "model" if callbacks mostly call one; ``evaluates``: "predict", "mode"
+    if no batch is evaluated, or "batches"; ``saves``, "background" if Orbax does not hold up the training for them;
+    ``callback`` and ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of retracing, and what had
+    ``changed``: function, value, shape or growth; ``models``, how many steps of models were traced; ``unplanned``,
+    ``saving`` without a known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by
+    number of saves; ``save_best_ps``, the interval of least loss by Young.
 
     Parameters
     ----------
@@ -374,7 +373,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     collecting = run.frame.filter(account="step time deviation", detail="garbage collection")
     anew = run.frame.filter(account="data loading", detail=NEW_ITERATOR)
     taken["anew"] = int(anew["time_ps"].sum()) // run.hosts
-    taken["ending"], taken["ended"] = _ending_ps(run) if _reads_tf_data(phases.steps) else (0, 0)
+    ends = run.frame.filter(account="data loading", detail=DATA_END)
+    taken["ended"] = int(ends["time_ps"].sum()) // run.hosts if _reads_tf_data(phases.steps) else 0
     most_ps = taken["loading"] - taken["anew"] - taken["ended"]
     workers = _starts(phases.steps, WORKERS_START).with_columns(
         pl.sum_horizontal("span_ps", "wait_ps").alias("time_ps")
@@ -478,15 +478,6 @@ def _reads_tf_data(steps: Steps) -> bool:
     """Return whether batches come from tf.data, as those do that Keras on TensorFlow makes of other data."""
     of = traits(steps)
     return (of["data"] or "").endswith("tf.data") or of["framework"] in ("TensorFlow", "Keras")
-
-
-def _ending_ps(run: Goodput) -> tuple[int, int]:
-    """Return the time in which iterators end: of those after which the run trains on, and of all."""
-    ends = run.segments.filter(account="data loading", detail=DATA_END)
-    trains = run.segments.filter(pl.col("account") == "productive").group_by("host")
-    later = pl.col("start_ps") < pl.col("last_ps")
-    ends = ends.join(trains.agg(last_ps=pl.col("start_ps").max()), on="host", how="left")
-    return int(ends.filter(later)["dur_ps"].sum()) // run.hosts, int(ends["dur_ps"].sum()) // run.hosts
 
 
 def _starts(steps: Steps, what: str) -> pl.DataFrame:
