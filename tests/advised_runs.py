@@ -8,7 +8,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.analysis.advice import advise
 from tpunb.frames import Phases, Steps
-from tpunb.frames.steps import WallClock
+from tpunb.frames.steps import RunEvents, WallClock
 from tpunb.testing import toy_steps
 
 S = 10**12
@@ -82,3 +82,9 @@ def slowing(cpu=lambda step: 0.5):
     load = pl.DataFrame([("toy", at, cpu(n), 1.0, 0) for n, at in enumerate(starts)], schema.LOAD, orient="row")
     wall = WallClock(sum(durs), complete=True, load=load)
     return labelled(replace(steps, frame=frame, wall=wall), [0] * 24)
+
+
+def run_events(**rows):
+    """Return the events of a run from rows of their tables."""
+    frames = {name: getattr(schema, f"RUN_{name.upper()}") for name in RunEvents._fields}
+    return RunEvents(**{name: pl.DataFrame(rows.get(name, []), of, orient="row") for name, of in frames.items()})

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from advised_runs import BUSY, SAVES, UNKNOWN, S, accounted, fired, labelled, of_run, phased, slowing
+from advised_runs import BUSY, SAVES, UNKNOWN, S, accounted, fired, labelled, of_run, phased, run_events, slowing
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ from tpunb.analysis.metrics import account_metrics, phase_metrics
 from tpunb.errors import BadProfile
 from tpunb.frames import Steps
 from tpunb.frames.hardware import Device
-from tpunb.frames.steps import RunEvents, WallClock
+from tpunb.frames.steps import WallClock
 from tpunb.testing import toy_steps
 
 CASES = {
@@ -536,12 +536,6 @@ def with_facts(rule, phases):
     if rule == "growing memory":
         return loaded(phases, [2**30 + n * 2**26 for n in range(40)])
     return phases
-
-
-def run_events(**rows):
-    """Return the events of a run from rows of their tables."""
-    frames = {name: getattr(schema, f"RUN_{name.upper()}") for name in RunEvents._fields}
-    return RunEvents(**{name: pl.DataFrame(rows.get(name, []), of, orient="row") for name, of in frames.items()})
 
 
 def with_frozen_model(phases, *, gradients_s=10, backward=4):

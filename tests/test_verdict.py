@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
-from advised_runs import SAVES, S, accounted, slowing
+from advised_runs import SAVES, S, accounted, run_events, slowing
 from sampled_stacks import samples_of
 
 import tpunb as tp
@@ -194,11 +194,27 @@ def test_imports_come_last_and_no_library_is_advised_away():
     assert "a.py:1 in <module> ← import x" in alone.sentence
 
 
-def test_a_place_that_contains_the_training_is_no_place():
+@pytest.mark.parametrize(
+    ("events", "contains"),
+    [
+        ([("gradient", "torch", "Tensor.backward"), ("update", "torch", "SGD.step")], True),
+        ([("mark", "keras", "TensorFlowTrainer.fit")], True),
+        ([("gradient", "torch", "Tensor.backward")], False),
+        ([("mark", "keras", "CallbackList.on_train_batch_begin")], False),
+    ],
+    ids=["a trainer", "fit", "gradients", "a step"],
+)
+def test_a_line_that_contains_the_training_is_no_place(events, contains):
     spans = [(41, 20, "evaluation", "fit"), (61, 20, "program startup", None), (81, 9, "data loading", None)]
     everywhere = [(at, "a.py:9 in main ← trainer.train") for at in range(41, 90)]
-    assert "trainer.train" not in verdict(with_samples(accounted(*spans), *everywhere)).sentence
-    assert "trainer.train" in verdict(with_samples(accounted(*spans[:1]), *everywhere)).sentence
+    phases = with_samples(accounted(*spans), *everywhere)
+    run = run_events(
+        names=[("toy", number, library, "", name) for number, (_, library, name) in enumerate(events)],
+        events=[("toy", 1, 0, 0, event, number, 7, *[None] * 6) for number, (event, *_) in enumerate(events)],
+        places=[("toy", 7, "/home/a.py", 9, "main")],
+    )
+    phases = replace(phases, steps=replace(phases.steps, read_run_events=lambda: run))
+    assert ("trainer.train" in verdict(phases).sentence) is not contains
 
 
 @pytest.mark.parametrize(("place", "healthy"), [("a.py:9 in read ← time.sleep", False), ("a.py:9 in read", True)])

@@ -32,7 +32,6 @@ NAMED_SHARE = 0.1
 _COUNTED = 0.9  # share of busy time with known FLOPs below which utilisation is a lower bound
 _LEAST_SAVING = 0.01  # share of all step time, or of wall time: advice that saves less is left out
 _FEWEST_SAMPLES = 3  # in an account whose place is named
-_FEWEST_AROUND = 3  # accounts, of each of which most is at a place that contains the training
 _ONCE = ("preparation", "program startup", "checkpoint restore", "data loading", PEERS)  # also beside the training
 _TRAINED = 2  # steps, after which it trains
 _LATE = ("long startup", "preparation")  # causes of what is paid once
@@ -316,22 +315,22 @@ def mostly(run: Goodput, account: str) -> str:
 
 
 def _cause_of(run: Goodput, account: str) -> list[str]:
-    half_ps, around = run.time_ps(account) / 2, _around_training(run)
+    half_ps = run.time_ps(account) / 2
     work = pl.col("detail").str.replace(" again for .*", " again")  # for one shape after the other
     works = totals(run, "detail").filter(pl.col("account") == account, pl.col("detail").ne_missing(INSIDE_STEPS))
     of = works.sort("time_ps").group_by(work.alias("work")).agg(pl.col("time_ps").sum(), pl.col("detail").last())
     at = run.stalls.filter(pl.col("kind") == account, pl.col("time_ps") > half_ps)
-    details = [name for name in of.filter(pl.col("time_ps") > half_ps)["detail"].drop_nulls() if name not in around]
-    places = [place for place in (*_sampled_place(run, account), *at["place"].drop_nulls()) if place not in around]
+    details = [
+        name for name in of.filter(pl.col("time_ps") > half_ps)["detail"].drop_nulls() if not _is_around(run, name)
+    ]
+    places = [
+        place for place in (*_sampled_place(run, account), *at["place"].drop_nulls()) if not _is_around(run, place)
+    ]
     return [*details[:1], *[place for place in places[:1] if place not in details]]
 
 
-def _around_training(run: Goodput) -> set[str]:
-    """Return the places that contain the whole training, such as ``model.fit``: most of several accounts is there."""
-    most = run.places.filter(pl.col("share") > 0.5, pl.col("account") != "profiler")
-    stalls = run.stalls.drop_nulls("kind").select("place", account="kind")
-    rows = pl.concat([most.select("place", pl.col("account").cast(pl.String)), stalls]).drop_nulls("place").unique()
-    return {*rows.group_by("place").len().filter(pl.col("len") >= _FEWEST_AROUND)["place"]}
+def _is_around(run: Goodput, place: str) -> bool:
+    return place.partition(" ← ")[0] in run.around
 
 
 def _sampled_place(run: Goodput, account: str) -> Iterator[str]:

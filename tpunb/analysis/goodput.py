@@ -24,6 +24,7 @@ from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.steps import NO_STEPS, WallClock
 from tpunb.step_stats.reduce import from_rules
+from tpunb.step_stats.sample_places import line_of
 from tpunb.text import cut, duration, percent, plain, plural
 
 _OF_CPU = 0.7  # of the work of XLA on a CPU: 0.73 to 0.96 of loops that never wait are recorded
@@ -55,6 +56,8 @@ class Goodput:
         What the run has no record of, one line each.
     places
         Where the thread that trains was, by account, most samples first: ``tpunb.schema.GOODPUT_PLACES``.
+    around
+        Lines of the program that contain its training, such as that of ``model.fit``: they explain no account.
     """
 
     frame: pl.DataFrame
@@ -65,6 +68,7 @@ class Goodput:
     ideal_step_ps: int | None
     notes: tuple[str, ...] = ()
     places: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.GOODPUT_PLACES))
+    around: frozenset[str] = frozenset()
 
     @property
     def hosts(self) -> int:
@@ -212,7 +216,20 @@ def goodput(run: Run) -> Goodput:
 
 @memoised
 def _of_phases(run: Phases) -> Goodput:
-    return of_stretches(stretches(run))
+    return replace(of_stretches(stretches(run)), around=_around_training(run.steps))
+
+
+def _around_training(steps: Steps) -> frozenset[str]:
+    """Return the lines where a library takes gradients and updates, or that call a method of it that trains."""
+    if steps.read_run_events is None:
+        return frozenset()
+    run = steps.read_run_events()
+    learns, updates, marks = (pl.col("event") == event for event in ("gradient", "update", "mark"))
+    fits = marks & pl.col("what").is_in(run.names.filter(pl.col("name").str.ends_with(".fit"))["id"].implode())
+    trains = (learns.any() & updates.any()) | fits.any()
+    lines = run.events.group_by("host", id="place").agg(trains=trains).filter("trains")
+    lines = lines.join(run.places, on=["host", "id"]).select("file", "line", "function")
+    return frozenset(line_of(*line) for line in lines.iter_rows())
 
 
 class Stretches(NamedTuple):

@@ -304,10 +304,18 @@ def _waits(stack: Stack) -> bool:
 
 def _text(frame: Frame, inner: str | None) -> str:
     """Return a place for people, such as "train.py:12 in on_epoch_end ← time.sleep"."""
-    name = "cell" if CELL.search(frame.file) else re.split(r"[\\/]", frame.file)[-1]
-    function, inner = _COMPREHENSION.sub("", frame.function).rpartition(".")[2], None if frame.converted else inner
-    callee = frame.callee or inner  # inner functions of a converted one are AutoGraph's
-    return cut(plain(f"{name}:{frame.line or 0} in {function}" + (f" ← {callee}" if callee else "")), _TEXT)
+    callee = frame.callee or (None if frame.converted else inner)  # inner functions of a converted one are AutoGraph's
+    return cut(line_of(frame.file, frame.line, frame.function) + (f" ← {plain(callee)}" if callee else ""), _TEXT)
+
+
+def line_of(file: str, line: int | None, function: str) -> str:
+    """Return a line for people, without what it calls.
+
+    >>> line_of("/home/a/train.py", 12, "main.<locals>.log")
+    'train.py:12 in log'
+    """
+    name = "cell" if CELL.search(file) else re.split(r"[\\/]", file)[-1]
+    return plain(f"{name}:{line or 0} in {_COMPREHENSION.sub('', function).rpartition('.')[2]}")
 
 
 def placed_samples(looks: pl.DataFrame, stacks: Stacks) -> pl.DataFrame:
