@@ -1,11 +1,11 @@
 """Record programs with what is true of them into the corpus that ``tests/test_corpus.py`` judges again.
 
 ``python benchmarks/record_corpus.py [--programs NAME,...] [--folder tests/corpus]``: each program of `programs.wastes`,
-with its waste and without, of `programs.trainers`, with each waste and none, of `programs.evaluated`, `signs`,
-`refuted` and `strangers`, and of public pages, in a process of its own, one after the other: nothing else should run on
-the machine. An entry is a zip file with the run folder and ``truth.json``; ``tests/judged_runs.py`` documents its keys.
-Programs whose packages are missing are left out. The last line is one JSON object with the number of entries recorded
-and their bytes.
+with its waste and without, of `programs.trainers`, with each waste and none, of `programs.evaluated`, those of
+libraries with one of the wastes, too, of `signs`, `refuted` and `strangers`, and of public pages, in a process of its
+own, one after the other: nothing else should run on the machine. An entry is a zip file with the run folder and
+``truth.json``; ``tests/judged_runs.py`` documents its keys. Programs whose packages are missing are left out. The last
+line is one JSON object with the number of entries recorded and their bytes.
 """
 
 from __future__ import annotations
@@ -117,14 +117,24 @@ def sign(name: str, train: Callable[[], dict[str, Any]]) -> Program:
     return lambda folder, run: train()
 
 
-def evaluates(train: Callable[[Path], dict[str, int]]) -> Program:
-    """Return a program of `programs.evaluated`."""
+def evaluates(train: Callable[[Path], dict[str, int]], place: str = "") -> Program:
+    """Return a program of `programs.evaluated`, which has run before it wastes time in a place."""
+    if place:
+        with tempfile.TemporaryDirectory() as temporary:
+            train(Path(temporary))
 
     def captured(folder: Path, run: Any) -> dict[str, Any]:
+        evaluated.WASTE.place, evaluated.WASTE.folder, evaluated.WASTE.seconds = place, folder, 0.0
         counts = train(folder)
-        return {"steps": counts["train"], "evaluations": counts.get("eval")}
+        truth = {"steps": counts["train"], "evaluations": counts.get("eval")}
+        accounts = [*trainers.ACCOUNTS[place], *["program code"] * (place in ("data", "save"))] if place else []
+        cause = {"accounts": accounts, "words": _WORDS[place]} if place else None
+        return {**truth, "cause": cause, "wasted_s": evaluated.WASTE.seconds if place else None}
 
     return captured
+
+
+_WORDS = {"data": "evaluated.py", "log": "evaluated.py", "sync": "evaluated.py", "save": "[Ss]av"}
 
 
 def page(name: str) -> Program:
@@ -208,6 +218,8 @@ def _evaluated() -> Iterator[tuple[str, Callable[[], Program]]]:
     for name, program in evaluated.PROGRAMS.items():
         if importlib.util.find_spec(program.package):
             yield f"evaluated_{name}", partial(evaluates, program.train)
+            if place := trainers.LIBRARIES.get(name):
+                yield f"evaluated_{name}_{place}", partial(evaluates, program.train, place)
 
 
 def _strangers() -> Iterator[tuple[str, Callable[[], Program]]]:

@@ -328,7 +328,8 @@ def test_samples_mean_what_their_stacks_do():
     )
     samples = placed_samples(seen, Stacks(STACKS, seen))
     assert dict(samples.schema) == schema.SAMPLES
-    samples = samples.drop("launches", "model")
+    assert samples["python"].to_list() == [False, False, False, True, False, False, False]
+    samples = samples.drop("launches", "model", "python")
     computes, sleeps = "train.py:1 in train ← step", "train.py:3 in evaluate ← time.sleep"
     assert samples.rows() == [
         ("vm", 10, computes, False, False, False),

@@ -121,7 +121,7 @@ def test_where_devices_are_traced_productive_is_what_they_compute_in_the_traced_
     code = [number < sleeps for number in range(40)]
     samples = pl.DataFrame(
         {"start_ps": range(0, 400 * MS, 10 * MS), "place": "f", "loads": False, "code": code, "evaluates": False}
-    ).with_columns(launches=False)
+    ).with_columns(launches=False, python=False)
     run = run._replace(steps=run.steps.with_columns(device_ps=device_ps), samples=samples, traced_devices=True)
     assert accounts(run) == expected
 
@@ -152,6 +152,17 @@ def test_steps_ahead_of_their_device_do_not_deviate_where_those_around_them_make
     assert (
         accounts(run._replace(steps=with_work, traced_devices=True))["step time deviation"] == 58
     )  # the last has none after it
+
+
+def test_what_runs_beside_a_policy_that_acts_is_code_of_the_program():
+    steps = [train(0, 0, 10), train(1, 110, 10)]
+    spans = [(10, 100, "evaluation", None)]  # a model is in the mode to evaluate, and no batch is fetched
+    columns = ("toy", "env.py:3 in step", False, False, False, False, None)
+    rows = [(columns[0], at * MS, *columns[1:], at % 2 == 0) for at in range(12, 108)]
+    run = host(steps, spans, end_ms=120)._replace(samples=samples_of(rows).drop("host"))
+    assert accounts(run) == {"productive": 20, "evaluation": 50, "program code": 50}
+    measured = host([*steps, (2, "eval", 120, 10, 0, 0, 0)], spans, end_ms=130)._replace(samples=run.samples)
+    assert accounts(measured)["evaluation"] == 110
 
 
 def test_nested_spans_belong_to_the_inner_account():

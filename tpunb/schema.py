@@ -802,6 +802,7 @@ SAMPLES = frame(
     evaluates=Column(pl.Boolean(), "Whether a function of the program ran whose name says that it evaluates."),
     launches=Column(pl.Boolean(), "Whether the program ran a call that launches steps, or null if that is not known."),
     model=Column(_TEXT, "Line of the program whose call of a model ran, or null if none did."),
+    python=Column(pl.Boolean(), "Whether no library ran within the program's innermost function, but Python's."),
 )
 
 _STACK_REFERENCE = {

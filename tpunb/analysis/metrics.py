@@ -13,7 +13,7 @@ from tpunb.analysis.causes import READS
 from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
 from tpunb.analysis.roofline import Roofline, device_of
 from tpunb.analysis.run import Run, loaded, steps
-from tpunb.analysis.time_line import EACH, OTHERS
+from tpunb.analysis.time_line import EACH, OTHERS, acts
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
@@ -469,9 +469,7 @@ def _evaluates(steps: Steps) -> str:
     times = dict(steps.frame.group_by("kind").agg(pl.col("dur_ps").sum()).iter_rows())
     if times.get("predict", 0) > times.get("eval", 0):
         return "predict"
-    spans = pl.DataFrame() if steps.wall is None else steps.wall.spans.filter(account="evaluation")
-    only_mode = spans.height > 0 and "eval" not in times and spans["detail"].null_count() == spans.height
-    return "mode" if only_mode else "batches"
+    return "mode" if steps.wall is not None and acts(steps.wall.spans, steps.frame) else "batches"
 
 
 def _reads_tf_data(steps: Steps) -> bool:

@@ -26,6 +26,7 @@ REDUCTION = "reduction of a window"  # work of the profiler beside the training
 BOUNDARY = "begin or end of a window"
 INSIDE_STEPS = "inside steps"
 DRAWN = "a generator of the program"
+_ACTS = "a policy acts"  # until samples divide its time
 OTHERS = "other programs"  # a reason of step time deviation
 ALONE = "lines that other steps do not run"  # another
 IDLE = "device idle"
@@ -61,7 +62,7 @@ SHOWN = (
 A call that launches a step is productive between steps, where libraries report it once it is over.
 """
 
-_BETWEEN = -2  # number of the time between steps, in place of `alike`
+_BETWEEN, _ACTING = -2, -3  # numbers of the time between steps and in which a policy acts, in place of `alike`
 _SLOWED = 5  # steps beside the profiler that show how much it slows them down
 _FEWEST_ALONE, _RARE = 5, 0.1  # samples of a place in slow steps; the share of them that others may have in their time
 _ALONE = 0.25  # share of the samples of a slow step
@@ -356,13 +357,24 @@ def _of_spans(run: HostRun, cells: _Cells, spans: pl.DataFrame) -> pl.DataFrame:
     of = cells.of_span
     chosen = spans[cells.span[of]]
     fits = ~chosen["account"].is_in([*schema.ACCOUNTS])
-    return _frame(cells.start[of], cells.width[of], cells.step[of]).with_columns(
-        account=pl.when(fits).then(pl.lit("preparation")).otherwise(chosen["account"]),
-        detail=chosen["detail"],
-        unit=pl.Series(cells.span[of], dtype=pl.Int64) + run.steps.height,
-        source=pl.lit("clock" if run.clocked else "windows"),
-        fits=fits,
+    acting = pl.lit(acts(run.spans, run.steps)) & (pl.col("account") == "evaluation")
+    return (
+        _frame(cells.start[of], cells.width[of], cells.step[of])
+        .with_columns(
+            account=pl.when(fits).then(pl.lit("preparation")).otherwise(chosen["account"]),
+            detail=chosen["detail"],
+            unit=pl.Series(cells.span[of], dtype=pl.Int64) + run.steps.height,
+            source=pl.lit("clock" if run.clocked else "windows"),
+            fits=fits,
+        )
+        .with_columns(detail=pl.when(acting).then(pl.lit(_ACTS)).otherwise("detail"))
     )
+
+
+def acts(spans: pl.DataFrame, steps: pl.DataFrame) -> bool:
+    """Return whether models are in their mode to evaluate while no batch is evaluated, as a policy that acts."""
+    spans = spans.filter(account="evaluation")
+    return spans.height > 0 and spans["detail"].null_count() == spans.height and "eval" not in steps["kind"]
 
 
 def _gaps(run: HostRun, cells: _Cells, start: Ints, end: Ints, spans: pl.DataFrame, loop_end: int) -> pl.DataFrame:
@@ -393,15 +405,20 @@ def _frame(start: Ints, width: Ints, step: Ints) -> pl.DataFrame:
 
 
 def _group() -> pl.Expr:
-    """Return which time samples divide together: `alike` of steps as far as they compute, _BETWEEN, null for none."""
+    """Return which time samples divide together: `alike` of steps as far as they compute, or another; null for none."""
     computes = pl.col("account").is_in(COMPUTING) & ~pl.col("detail").eq_missing(_GC)
     computes |= pl.col("detail").eq_missing(EACH)
-    return pl.when(pl.col("account") == "program code").then(pl.lit(_BETWEEN)).when(computes).then("alike")
+    between = pl.when(pl.col("account") == "program code").then(pl.lit(_BETWEEN))
+    return between.when(pl.col("detail") == _ACTS).then(pl.lit(_ACTING)).when(computes).then("alike")
 
 
 def _divided(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
     """Return the pieces divided by what samples in them show, and traced devices."""
     samples, traced = _placed(run.samples, pieces), list[int]()
+    acting = _shares(samples.filter(pl.col("group") == _ACTING), "python")  # what it moves in, and is beside
+    pieces = pieces if acting.is_empty() else _moved(_parted(pieces, acting, traced), "program code")
+    pieces = pieces.with_columns(detail=pl.when(pl.col("detail").ne_missing(_ACTS)).then("detail"))
+    samples = samples.filter(pl.col("group") != _ACTING)
     for flag, account, detail in SHOWN:
         if account == "program code":  # which time between steps is anyway
             samples, (pieces, traced) = samples.filter(pl.col("group") != _BETWEEN), _by_device(pieces, run)

@@ -137,6 +137,7 @@ class _Meaning(NamedTuple):
     evaluates: bool
     launches: bool = False
     model: str | None = None
+    python: bool = False
 
 
 class Stacks:
@@ -204,7 +205,9 @@ class Stacks:
         if place and " ← import " not in place and any(frame.file.startswith(_IMPORTS) for frame in within):
             place = f"{place} (imports)"  # a library, within a call
         code = not evaluates and self.is_code(stack)
-        return _Meaning(place, self.loads(stack), code, evaluates, self.launches(stack), _model(stack))
+        return _Meaning(
+            place, self.loads(stack), code, evaluates, self.launches(stack), _model(stack), _is_python(stack)
+        )
 
     def loads(self, stack: Stack) -> bool:
         """Return whether a generator of the program runs that the loop asks for its next value."""
@@ -271,6 +274,16 @@ class Stacks:
         # the builtins wait for arrays of a device
         of_host = module is not None and module != "builtins" and module.partition(".")[0] in _HOSTS
         return of_host and (bool(attribute) or not of_module)
+
+
+def _is_python(stack: Stack) -> bool:
+    """Return whether no library runs within the program's innermost function, but Python's."""
+    for frame in stack:
+        if frame.of_program:
+            return True
+        if frame.of_package or frame.home != "python":
+            return False
+    return False
 
 
 def _innermost(frames: Iterator[Frame]) -> tuple[str | None, str | None]:
