@@ -219,6 +219,14 @@ def test_idle_time_before_late_launches_has_a_cause(late, cause):
     assert answer["sentence"][0].endswith(f"The device is idle for 70 % of the phase's step time {cause}.")
 
 
+def test_idle_time_in_which_the_profiler_of_a_trace_works_is_not_to_be_saved():
+    flush = ("Activity Buffer Request", "host", "profiler", 0.3)
+    answer = advise(phased("aa", a={"device": 0.5, "idle": 0.5, "host_wait": 0.5}, ops={"a": [flush]}))
+    assert answer["sentence"][0].endswith(
+        "idle for 20 % of the phase's step time since the host launches its work late."
+    )
+
+
 def test_short_kernels_whose_launches_are_late_are_counted():
     phases = phased("aa", a={"device": 0.3, "idle": 0.7, "host_wait": 0.6}, ops={"a": [("k", "device", None, 0.3)]})
     steps = phases.steps

@@ -71,9 +71,9 @@ def test_threads_of_one_name_have_distinct_lanes():
     ],
 )
 def test_microseconds_become_picoseconds_exactly(written, picoseconds):
-    trace = f'[{{"ph": "X", "ts": {written}, "dur": {written}, "name": "a"}}]'
+    trace = f'[{{"ph": "X", "ts": {written}, "dur": {written.strip("-")}, "name": "a"}}]'
     frame = chrome_trace.read(trace.encode(), source="toy")[0]
-    assert frame.select("start_ps", "dur_ps").row(0) == (picoseconds, picoseconds)
+    assert frame.select("start_ps", "dur_ps").row(0) == (picoseconds, abs(picoseconds))
 
 
 @given(times=st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=5))
@@ -338,6 +338,11 @@ def test_the_time_in_which_the_profiler_watched_is_no_event():
     assert torch(whole, at(500, 1, "aten::mm", "cpu_op")).select("name", "start_ps").rows() == [("aten::mm", 0)]
 
 
+def test_what_the_profiler_itself_does_is_its_own():
+    frame = torch(at(0, 9, "Activity Buffer Request", "overhead"), at(20, 9, "aten::mm", "cpu_op"))
+    assert frame.select("name", "category").rows() == [("Activity Buffer Request", "profiler"), ("aten::mm", None)]
+
+
 @pytest.mark.parametrize(
     ("info", "host"), [({"rank": 3, "world_size": 8}, "rank 3"), ({}, ""), ([], ""), ({"rank": "x"}, ""), (None, "")]
 )
@@ -497,13 +502,14 @@ def test_less_than_a_percent_past_the_next_is_the_devices_own_overlap():
 def test_events_without_a_time_are_left_out_and_counted():
     late, lost = 1_700_000_000_000_000, at(0, 0, "lost", "kernel", device=0, stream=7)
     items = [at(late, 5, "a", "cpu_op"), lost, at(None, 5, "b", "cpu_op"), at(late + 9, 5, "c", "cpu_op")]
+    items.append(at(late + 20, -late - 20, "its end was never written", "cpu_op"))
     for base in (0, late * 1000 // 2):
         moved = [{**item, "ts": item["ts"] and item["ts"] - base / 1000} for item in items]
         moved[1]["ts"] = -base / 1000
         trace = {"schemaVersion": 1, "baseTimeNanoseconds": base, "traceEvents": moved}
         found = chrome_trace.read(json.dumps(trace).encode(), source="toy")
         assert found.events.select("name", "start_ps").rows() == [("a", 0), ("c", 9_000_000)]
-        assert found.notes == ["2 events left out: without a time"]
+        assert found.notes == ["3 events left out: without a time, or with an end before it"]
         assert found.origin_ns == late * 1000
 
 
@@ -539,6 +545,23 @@ def test_two_processes_that_mark_steps_are_two_hosts_with_ids_of_their_own(tmp_p
     assert profile.clocks["delay_ps"].to_list() == [lag * 10**6] * 2
     of_devices = profile.events.filter(pl.col("tf_op").is_not_null()).select("host", "tf_op").unique().sort("host")
     assert of_devices.rows() == [(f"process {pid}", f"aten::op{pid}") for pid in (100, 200)]
+
+
+@pytest.mark.parametrize("rows", [(0, 0), ("rank 0 GPU 0", "rank 1 GPU 0")], ids=["shared rows", "rows of their own"])
+def test_devices_of_one_number_are_those_of_the_processes_that_launch_on_them(tmp_path, rows):
+    items = [
+        item | ({"pid": row} if item["cat"] == "kernel" else {})
+        for pid, late, row in zip((100, 200), (0, 30), rows, strict=True)
+        for item in process(pid, 0, lag=20, late=late)  # the kernels overlap
+    ]
+    trace = tmp_path / "both.trace.json"
+    trace.write_text(json.dumps({"schemaVersion": 1, "traceEvents": items}))
+    profile = tp.load(trace)
+    hosts = ["process 100", "process 200"]
+    assert profile.hardware.select("host", "device").rows() == [(host, "/device:GPU:0") for host in hosts]
+    rows = tp.steps(profile).frame.sort("host", "step").select("host", "step", "device_ps").rows()
+    assert rows == [(host, step, 50_000_000) for host in hosts for step in range(3)]
+    assert profile.notes == ()
 
 
 def test_a_file_of_several_processes_keeps_them_beside_other_files(tmp_path):

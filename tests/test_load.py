@@ -489,6 +489,51 @@ def test_the_sessions_of_a_logdir_follow_one_another(tmp_path):
     assert profile.gaps.rows() == [("a", 10 * MS * 1000, 990 * MS * 1000)]
 
 
+def cycle(folder, numbers, begin_us, *, rank=None):
+    """A trace as PyTorch's `tensorboard_trace_handler` writes it for each cycle: of one process, or of a rank."""
+    begins = [begin_us + 100 * at for at in range(len(numbers))]
+    items = [
+        {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{n}", "pid": 7, "tid": 7, "ts": ts, "dur": 100}
+        for n, ts in zip(numbers, begins, strict=True)
+    ]
+    facts = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100"}], "traceEvents": items}
+    of_rank = {} if rank is None else {"distributedInfo": {"rank": rank, "world_size": 2}}
+    name = f"node7_{1234 + (rank or 0)}.{begin_us}000.pt.trace.json"
+    put(folder / name, json.dumps(facts | of_rank).encode())
+
+
+def test_the_cycles_of_a_process_are_windows_of_one_host(tmp_path):
+    begin_us = 1_700_000_000_000_000
+    for number in range(3):
+        cycle(tmp_path, [10 * number, 10 * number + 1], begin_us + 3_600_000_000 * number)  # hours apart
+    profile = tp.load(tmp_path)
+    hour_ps = 3_600 * 10**12
+    assert profile.windows.select("host", "start_ps").rows() == [("node7_1234", n * hour_ps) for n in range(3)]
+    steps = tp.steps(profile).frame.select("step", "start_ps").rows()
+    assert steps == [(10 * n + at, n * hour_ps + at * 10**8) for n in range(3) for at in range(2)]
+    assert (profile.notes, profile.skipped) == ((), ())
+
+
+def test_the_cycles_of_ranks_are_windows_of_two_hosts_by_one_clock(tmp_path):
+    for rank, late_us in ((0, 0), (1, 30)):
+        for number in range(2):
+            cycle(tmp_path, [10 * number], 1_700_000_000_000_000 + 1000 * number + late_us, rank=rank)
+    profile = tp.load(tmp_path)
+    frame = tp.steps(profile).frame.sort("host", "step").select("host", "step", "start_ps")
+    us = 10**6
+    assert frame.rows() == [
+        *(("rank 0", 10 * n, 1000 * n * us) for n in range(2)),
+        *(("rank 1", 10 * n, (1000 * n + 30) * us) for n in range(2)),
+    ]
+
+
+def test_cycles_of_a_process_that_overlap_are_said(tmp_path):
+    for number in range(2):
+        cycle(tmp_path, [10 * number, 10 * number + 1], 1_700_000_000_000_000 + 150 * number)
+    with pytest.warns(UserWarning, match="begins 0.05 ms before an earlier trace of its host ends"):
+        tp.load(tmp_path)
+
+
 def test_sessions_with_the_same_step_numbers_are_distinct_hosts(tmp_path):
     for number in range(2):
         put(

@@ -38,6 +38,7 @@ _OPS = {
     "python": r"\w+ [^:]*: .*PyFunc",
     "checkpoint": r"host [^:]*: (SaveV2|MergeV2Checkpoints)\Z",
     "summary": r"host [^:]*: (Write\w*Summary|FlushSummaryWriter|(Merge|Scalar|Histogram|Image|Tensor)Summary(V2)?)\Z",
+    "overhead": r"host profiler: ",
     "transfers": r"host transfer: (?!.*Outfeed)",  # dequeuing an outfeed, the host waits for the device
     "iterators": r"host [^:]*: Iterator::(?!.*(Parallel|MapAndBatch))",
     "parallel": r"host [^:]*: (Iterator::.*(Parallel|MapAndBatch)|Parallel\w+Produce)",
@@ -225,7 +226,11 @@ def _shares(steps: pl.DataFrame) -> pl.DataFrame:
     # Python functions of the input pipeline run while its iterators wait for them; if it is parallel, in other threads
     python = pl.when(pl.col("parallel").sum() == 0).then((host["python"] - host["iterators"]).clip(0)).otherwise(0.0)
     callbacks = host["callbacks"] + python
-    waits = (time["input"], time["compile"], *(host[metric] for metric in ("checkpoint", "summary", "transfers")))
+    waits = (
+        time["input"],
+        time["compile"],
+        *(host[metric] for metric in ("checkpoint", "summary", "overhead", "transfers")),
+    )
     explained = pl.sum_horizontal(*(within(wait) for wait in waits), callbacks)
     rest = (idle - pl.sum_horizontal(*(within(wait) for wait in waits[:-1]))).clip(0)
     unexplained = (idle - explained).clip(0)

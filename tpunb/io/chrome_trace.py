@@ -40,6 +40,7 @@ _LABEL = re.compile(r"([A-Za-z]{2,15}) [0-9]{1,9}")  # of a process that stands 
 _OF_HOST = re.compile(r"\w+_(runtime|driver|op|function|annotation|range)|runtime|operator|overhead")
 _FRAME = "python_function"
 _TRACE = "Trace"  # PyTorch's category of the time span of the trace
+_OVERHEAD = "overhead"  # and of what its profiler does while the program waits
 _NCCL_CALL = "record_param_comms"  # describes the call whose kernels have its external id
 _NCCL_SIZES = ("In msg nelems", "Out msg nelems")
 _TYPE_BYTES = {
@@ -148,7 +149,7 @@ def _timed(facts: _Object, items: Sequence[Event], source: str) -> _Timed:
     base_ns = base if isinstance(base := facts.get("baseTimeNanoseconds"), int) else 0
     # a kernel whose record was lost starts at 0, in 1970
     recent = (_RECENT_NS - base_ns) * 1000
-    is_sound = starts.is_not_null() & durs.is_not_null()
+    is_sound = starts.is_not_null() & (durs >= 0).fill_null(value=False)  # kineto writes 0 - ts for an end that is lost
     if _range(starts)[1] > recent:
         is_sound &= starts >= pl.Series([recent], dtype=pl.Int128)
     if spans and not is_sound.any():
@@ -156,7 +157,7 @@ def _timed(facts: _Object, items: Sequence[Event], source: str) -> _Timed:
         raise BadProfile(f"{source}: event {spans[0].name!r:.80} has {key} {value!r:.40}, not a number")
     notes = [f"{plural(endless, 'event')} left out: begun, never ended"] * bool(endless)
     if lost := len(spans) - int(is_sound.sum()):
-        notes.append(f"{plural(lost, 'event')} left out: without a time")
+        notes.append(f"{plural(lost, 'event')} left out: without a time, or with an end before it")
         spans, starts, durs = [*compress(spans, is_sound)], starts.filter(is_sound), durs.filter(is_sound)
     origin = 0
     if len(starts) and (_range(starts)[1] >= _LIMIT or "schemaVersion" in facts):
@@ -221,20 +222,43 @@ def _owners(frame: pl.DataFrame) -> pl.Series | None:
     if calls["pid"].n_unique() < 2:
         return None
     sent = calls.filter(launch.is_not_null()).group_by("pid", launch).agg(sent_ps=pl.col("start_ps").min())
+    of_rows = pl.struct("plane", "pid")  # merged files may have devices of one number, each with rows of its own
     votes = (
         frame.filter(device)
-        .join(sent, on="correlation_id", suffix="_of_host")
+        .select("correlation_id", "start_ps", device=of_rows)
+        .join(sent, on="correlation_id")
         .filter(pl.col("sent_ps") <= pl.col("start_ps"))
-        .group_by("plane", pid=pl.col("pid_of_host"))
+        .group_by("device", "pid")
         .agg(n=pl.len())
-        .filter(pl.col("n") == pl.col("n").max().over("plane"))
-        .sort(pl.len().over("plane"), pl.col("plane", "pid").str.len_chars(), "plane", "pid")
+        .filter(pl.col("n") == pl.col("n").max().over("device"))
+        .sort(pl.len().over("device"), pl.col("device").struct.field("plane"), pl.col("pid").str.len_chars(), "pid")
     )
-    owner = dict[str, str]()
-    for plane, pids in votes.group_by("plane", maintain_order=True).agg("pid").iter_rows():
-        owner[plane] = next((pid for pid in pids if pid not in owner.values()), pids[0])
-    of_device = pl.col("plane").replace_strict(owner, default=calls["pid"][0], return_dtype=pl.String)
+    owners = dict[tuple[str, str], str]()
+    for rows, pids in votes.group_by("device", maintain_order=True).agg("pid").iter_rows():
+        owners[rows["plane"], rows["pid"]] = next((pid for pid in pids if pid not in owners.values()), pids[0])
+    known = pl.DataFrame(
+        [(*rows, owner) for rows, owner in owners.items()],
+        {"plane": frame.schema["plane"], "pid": pl.String(), "owner": pl.String()},
+        orient="row",
+    )
+    of_rows_alone = frame.select("plane", "pid").join(known, on=["plane", "pid"], how="left", maintain_order="left")
+    of_device = pl.coalesce(_in_shared_rows(frame, device, sent), of_rows_alone["owner"], pl.lit(calls["pid"][0]))
     return frame.select(owner=pl.when(device).then(of_device).otherwise("pid")).to_series()
+
+
+def _in_shared_rows(frame: pl.DataFrame, device: pl.Expr, sent: pl.DataFrame) -> pl.Series:
+    """Return the process of work in rows that two write for devices of one number: in the order of their launches."""
+    order = pl.int_range(pl.len(), dtype=pl.Int64)
+    launches = sent.sort("sent_ps").select(
+        "correlation_id", owner="pid", nth=order.over("correlation_id"), n=pl.len().over("correlation_id")
+    )
+    rows = ["plane", "pid", "correlation_id"]
+    work = frame.select(*rows, "start_ps", at=order).filter(device).drop_nulls("correlation_id").sort("start_ps")
+    work = work.with_columns(nth=order.over(rows), n=pl.len().over(rows))
+    work = work.join(launches, on=["correlation_id", "nth", "n"], how="left", maintain_order="left")
+    is_shared = (pl.col("owner").is_not_null() & (pl.col("n") > 1)).mean().over("plane", "pid") > 0.5
+    work = work.select("at", owner=pl.when(is_shared).then("owner"))
+    return _at_rows(work.select("owner"), work["at"], len(frame))["owner"]
 
 
 def _apart(frame: pl.DataFrame) -> pl.DataFrame:
@@ -243,7 +267,8 @@ def _apart(frame: pl.DataFrame) -> pl.DataFrame:
     salts = {pid: number * MULTIPLIER % 2**64 for number, pid in enumerate(pids)}
     salt = pl.col("owner").replace_strict(salts, return_dtype=pl.UInt64)
     marked = frame.filter(pl.col("step_num").is_not_null())["owner"].unique(maintain_order=True)
-    frame = frame.with_columns(correlation_id=pl.col("correlation_id") ^ salt)
+    lane = pl.struct("lane", "owner").rank("dense").cast(pl.UInt32) - 1  # rows may be of two
+    frame = frame.with_columns(lane=lane, correlation_id=pl.col("correlation_id") ^ salt)
     if len(marked) < 2:
         return frame
     owner = pl.when(pl.col("owner").is_in(marked.implode())).then("owner").otherwise(pl.lit(marked[0]))
@@ -642,7 +667,10 @@ def _columns() -> dict[str, pl.Expr]:
             pl.when(device | ~pl.col("calls_driver")).then("hlo_op"),
             pl.when(device & pl.col("hlo_category").is_not_null()).then(name),
         ),
-        "category": pl.when(device | of_host_op).then(pl.coalesce("hlo_category", "kind_of_work")),
+        "category": pl.when(device | of_host_op)
+        .then(pl.coalesce("hlo_category", "kind_of_work"))
+        .when(kind == _OVERHEAD)
+        .then(pl.lit("profiler")),
         "step_num": pl.coalesce(step_num, older.cast(pl.Int64)),
         "device_dur_ps": pl.when(device).then("device_duration_ps"),
         "flops": pl.when(of_host_op | (device & ~doubted)).then(pl.coalesce(flops, "work")),

@@ -26,6 +26,7 @@ ENDINGS = tuple(name + zipped for name in (*XPLANES, ".trace.json") for zipped i
 _FAR_NS = 600 * 10**9  # between windows of one session
 _FEWEST_FILES = 3  # that date a session
 _COPY = re.compile(r"[ .(~]")  # what follows the name of the original
+_CYCLE = re.compile(r"(.+)\.\d{13,}\.pt")  # worker and time, as PyTorch's `tensorboard_trace_handler` names files
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,14 @@ def strangers(files: Sequence[HostFile]) -> dict[int, str]:
         if other != file.name and long.startswith(short) and _COPY.match(long, len(short)):
             reasons[row] = f"a copy of {other}"
     for rows in sessions.values():
-        spans = {row: (files[row].start_ns or 0, files[row].stop_ns or files[row].start_ns or 0) for row in rows}
-        if len(rows) < _FEWEST_FILES:
+        # a process may write several Chrome traces, hours apart, which do not say when they stopped
+        spans = {row: (files[row].start_ns or 0, stop_ns) for row in rows if (stop_ns := files[row].stop_ns)}
+        if len(spans) < _FEWEST_FILES:
             continue
         start, stop = (median_low(ends) for ends in zip(*spans.values(), strict=True))
         apart = {row: max(begin - stop, start - end) for row, (begin, end) in spans.items()}
         far = {row: ns for row, ns in apart.items() if ns > _FAR_NS}
-        for row, ns in far.items() if 2 * len(far) < len(rows) else ():
+        for row, ns in far.items() if 2 * len(far) < len(spans) else ():
             when = "before" if spans[row][0] < start else "after"
             reasons[row] = f"of another run: traced {duration(ns * 1000)} {when} the others"
     return reasons
@@ -91,7 +93,10 @@ def distinct(files: Sequence[HostFile]) -> list[str]:
 
     Files of one host whose annotated steps have different numbers are one host.
     """
-    names = [file.host or stem(file.name) for file in files]
+    workers = (_CYCLE.fullmatch(stem(file.name)) for file in files)
+    names = [
+        file.host or (worker[1] if worker else stem(file.name)) for file, worker in zip(files, workers, strict=True)
+    ]
     if len(files) == 1:
         return [files[0].host]
     for suffixes in ([file.session for file in files], [str(number) for number in range(len(files))]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from tpunb.io.cache import Decoded, Extent
 from tpunb.io.host_files import ENDINGS, HostFile, stem
 from tpunb.io.storage import Location
 from tpunb.step_stats import launches
-from tpunb.text import plural
+from tpunb.text import duration, plural
 
 if TYPE_CHECKING:
     from tpunb.io.xplane import XSpaceFacts
@@ -81,8 +81,10 @@ def read(files: Sequence[Location], name: str, source: Path | str, *, forms: boo
     origins = [part.start_ns for part in parts if part.start_ns is not None]
     origin = min(origins) if len(origins) == len(parts) else None
     if origin is not None and (days := (max(origins) - origin) / 86_400e9) > _MOST_DAYS:
-        sessions = ", ".join(sorted({part.file.session for part in parts})[:8])
-        raise TpunbError(f"{source}: sessions are {days:.0f} days apart", hint=f"load one of {sessions}")
+        if all(part.stop_ns is not None for part in parts):
+            sessions = ", ".join(sorted({part.file.session for part in parts})[:8])
+            raise TpunbError(f"{source}: sessions are {days:.0f} days apart", hint=f"load one of {sessions}")
+        origin = None  # Chrome traces, which need not be of one run
     moves = [0 if origin is None or part.start_ns is None else (part.start_ns - origin) * 1000 for part in parts]
     rows = []
     for number, (part, move) in enumerate(zip(parts, moves, strict=True)):
@@ -95,7 +97,9 @@ def read(files: Sequence[Location], name: str, source: Path | str, *, forms: boo
         name=name,
         source=source,
         windows=windows,
-        hardware=pl.concat([part.with_host(part.hardware) if part.renamed else part.hardware for part in parts]),
+        hardware=pl.concat([part.with_host(part.hardware) if part.renamed else part.hardware for part in parts]).unique(
+            ["host", "device"], keep="first", maintain_order=True
+        ),
         span_ps=int(windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0),
         origin_ns=origin,
         read_events=partial(_events, parts, moves, range(len(parts))),
@@ -104,9 +108,17 @@ def read(files: Sequence[Location], name: str, source: Path | str, *, forms: boo
         read_clocks=launches.clocks,
         reused=all(part.reused for part in parts),
         skipped=tuple(skipped),
-        notes=tuple(f"{part.file.name}: {note}" for part in parts for note in part.notes),
+        notes=(*(f"{part.file.name}: {note}" for part in parts for note in part.notes), *_overlaps(windows, parts)),
         is_cut=any(part.is_cut for part in parts),
     )
+
+
+def _overlaps(windows: pl.DataFrame, parts: Sequence[_Part]) -> Iterator[str]:
+    """Yield that files of one host cover the same time."""
+    until = (pl.col("start_ps") + pl.col("dur_ps")).cum_max().shift().over("host")
+    rows = windows.sort("host", "start_ps").select("window", by_ps=until - pl.col("start_ps"))
+    for number, by_ps in rows.filter(pl.col("by_ps") > 0).iter_rows():
+        yield f"{parts[number].file.name}: begins {duration(by_ps)} before an earlier trace of its host ends"
 
 
 def skip_message(name: str, skipped: Sequence[tuple[str, str]]) -> str:
@@ -434,7 +446,7 @@ def decoded(file: Location, data: storage.Bytes) -> Decoded:
 
         trace = chrome_trace.read(data.tobytes(), source=str(file))
         host = str(trace.events["host"][0]) if trace.events.height else ""
-        more: Any = {"notes": trace.notes, "is_cut": trace.is_cut, "calls": trace.calls}
+        more: Any = {"notes": trace.notes, "is_cut": trace.is_cut, "calls": trace.calls, "start_ns": trace.origin_ns}
         return Decoded(host, trace.events, trace.hardware, data.size, **more)
     raise BadProfile(
         f"{file}: not a profile by its name or its first bytes {data[:8].tobytes()!r}",
