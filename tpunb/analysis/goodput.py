@@ -216,14 +216,14 @@ def goodput(run: Run) -> Goodput:
 
 @memoised
 def _of_phases(run: Phases) -> Goodput:
-    return replace(of_stretches(stretches(run)), around=_around_training(run.steps))
+    found = of_stretches(stretches(run))
+    return replace(found, around=_around_training(run.steps, found.stalls))
 
 
-def _around_training(steps: Steps) -> frozenset[str]:
+def _around_training(steps: Steps, stalls: pl.DataFrame) -> frozenset[str]:
     """Return the lines where a library takes gradients and updates, or that call a method of it that trains."""
-    if steps.read_run_events is None:
-        return frozenset()
-    run = steps.read_run_events()
+    if steps.read_run_events is None or (run := steps.read_run_events()).events.is_empty():  # of an earlier version
+        return frozenset(place.partition(" ← ")[0] for place in stalls.filter(kind="fit")["place"].drop_nulls())
     learns, updates, marks = (pl.col("event") == event for event in ("gradient", "update", "mark"))
     fits = marks & pl.col("what").is_in(run.names.filter(pl.col("name").str.ends_with(".fit"))["id"].implode())
     trains = (learns.any() & updates.any()) | fits.any()
