@@ -11,14 +11,14 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 5_520,
+    "analysis": 5_525,
     "charts": 1_730,
     "checkpoint": 1_880,
     "cluster": 2_040,
     "costs": 1_180,
     "frames": 1_610,
     "instrument": 2_280,
-    "io": 5_450,
+    "io": 5_580,
     "profiler": 4_830,
     "protobuf": 390,
     "root": 2_450,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 62_750, 269  # of the package without studies: all lines; modules
+LINES, FILES = 63_000, 270  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -119,7 +119,11 @@ def read(data: bytes, *, source: str) -> Trace:
     >>> read(trace, source="toy")[0].select("plane", "line", "name", "start_ps", "dur_ps").row(0)
     ('/host:CPU', '2', 'MatMul', 500000, 2250000)
     """
-    facts, items = _opened(data, source)
+    return contents(*_opened(data, source), source)
+
+
+def contents(facts: _Object, items: Sequence[Event], source: str) -> Trace:
+    """Return the contents of a trace from what is in it beside its events, and these."""
     timed = _timed(facts, items, source)
     events, notes, calls = _events(facts, items, timed)
     is_viewer = bool(facts) and "schemaVersion" not in facts
@@ -236,12 +240,12 @@ def _owners(frame: pl.DataFrame) -> pl.Series | None:
     owners = dict[tuple[str, str], str]()
     for rows, pids in votes.group_by("device", maintain_order=True).agg("pid").iter_rows():
         owners[rows["plane"], rows["pid"]] = next((pid for pid in pids if pid not in owners.values()), pids[0])
-    known = pl.DataFrame(
+    by_rows = pl.DataFrame(
         [(*rows, owner) for rows, owner in owners.items()],
         {"plane": frame.schema["plane"], "pid": pl.String(), "owner": pl.String()},
         orient="row",
     )
-    of_rows_alone = frame.select("plane", "pid").join(known, on=["plane", "pid"], how="left", maintain_order="left")
+    of_rows_alone = frame.select("plane", "pid").join(by_rows, on=["plane", "pid"], how="left", maintain_order="left")
     of_device = pl.coalesce(_in_shared_rows(frame, device, sent), of_rows_alone["owner"], pl.lit(calls["pid"][0]))
     return frame.select(owner=pl.when(device).then(of_device).otherwise("pid")).to_series()
 

@@ -23,6 +23,9 @@ XPLANES = (".xplane.pb", ".xplane.riegeli")
 ENDINGS = tuple(name + zipped for name in (*XPLANES, ".trace.json") for zipped in ("", ".gz"))
 """Endings of the names of profiles, best first: of two forms of one capture the first is read."""
 
+DATABASE = ".sqlite"
+"""Ending of an export of Nsight Systems."""
+
 _FAR_NS = 600 * 10**9  # between windows of one session
 _FEWEST_FILES = 3  # that date a session
 _COPY = re.compile(r"[ .(~]")  # what follows the name of the original

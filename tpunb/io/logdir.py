@@ -343,8 +343,9 @@ def _details(parts: Sequence[_Part], by_ps: Sequence[int], kind: str) -> pl.Data
 
 def details(file: Location, data: storage.Bytes | None, kind: str) -> pl.DataFrame:
     """Return a frame that one raw file holds beside events, empty if its format has none; None reads the file."""
-    is_xplane = host_files.is_xplane(file.name)
-    reader = getattr(import_module("tpunb.io.xplane" if is_xplane else "tpunb.io.chrome_trace"), kind, None)
+    is_xplane, is_database = host_files.is_xplane(file.name), file.name.endswith(host_files.DATABASE)
+    module = "xplane" if is_xplane else "nsys" if is_database else "chrome_trace"
+    reader = getattr(import_module(f"tpunb.io.{module}"), kind, None)
     if reader is None:
         return pl.DataFrame(schema=getattr(schema, kind.upper()))
     data = storage.read(file) if data is None else data
@@ -441,10 +442,10 @@ def decoded(file: Location, data: storage.Bytes) -> Decoded:
         events, facts = xplane.read(data, source=str(file), workers=os.cpu_count() or 1)
         host, notes = facts.hosts[0] if facts.hosts else "", facts.notes
         return Decoded(host, events, facts.hardware, data.size, facts.start_ns, facts.stop_ns, notes=notes)
-    if ".trace.json" in file.name or storage.is_json(data):
-        from tpunb.io import chrome_trace
+    if (is_database := storage.is_database(data)) or ".trace.json" in file.name or storage.is_json(data):
+        from tpunb.io import chrome_trace, nsys
 
-        trace = chrome_trace.read(data.tobytes(), source=str(file))
+        trace = (nsys if is_database else chrome_trace).read(data.tobytes(), source=str(file))
         host = str(trace.events["host"][0]) if trace.events.height else ""
         more: Any = {"notes": trace.notes, "is_cut": trace.is_cut, "calls": trace.calls, "start_ns": trace.origin_ns}
         return Decoded(host, trace.events, trace.hardware, data.size, **more)

@@ -42,6 +42,7 @@ RATIO, FREE = 100, 64 << 20
 _BLOCK = 16 << 20  # bytes read at a time: many for a network, few beside a large profile
 _PIECE = 1 << 18  # bytes between two reports of progress
 _JSON = re.compile(rb"""(?:\xef\xbb\xbf)?\s*(?:\{\s*(?:"[^\x00-\x1f]{2}|\})|\[\s*[{\]])""")
+_SQLITE = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"
 _RIEGELI = bytes.fromhex("83af70d10d884a3f") + bytes(8)  # the first block header
 _URL = re.compile(r"(?i)[a-z][a-z0-9+.-]*(://|::.*://)")
@@ -381,6 +382,11 @@ def read_small(file: Location) -> bytes:
     if file.size > METADATA_BYTES:
         raise BadProfile(f"{file}: {file.size:,} bytes; such a file has at most {METADATA_BYTES:,}")
     return read(file).tobytes()
+
+
+def is_database(data: Bytes) -> bool:
+    """Return whether data are a database of SQLite."""
+    return data[: len(_SQLITE)].tobytes() == _SQLITE
 
 
 def is_json(data: bytes | Bytes) -> bool:
