@@ -1,12 +1,19 @@
 """Exports of Nsight Systems as SQLite: their work on devices, steps and processes."""
 
 import sqlite3
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import polars as pl
 import pytest
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tpunb as tp
 from tpunb.errors import BadProfile
+from tpunb.io import nsys
 
 US = 1_000
 STRINGS = {1: "gemm", 2: "cudaLaunchKernel", 3: "Buffer Flush", 4: "cudaMemcpyAsync"}
@@ -86,7 +93,7 @@ def test_ranges_of_operators_copies_and_overhead_have_their_names(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("another", "a database without a table of Nsight Systems"), ("cut", "a damaged database: ")],
+    [("another", "a.sqlite: a database without a table of Nsight Systems"), ("cut", "a.sqlite: a damaged database: ")],
 )
 def test_another_database_or_a_damaged_one_is_refused(tmp_path, content, message):
     path = export(tmp_path / "a.sqlite", both(process(100, 0)) if content == "cut" else {"StringIds": []})
@@ -94,6 +101,20 @@ def test_another_database_or_a_damaged_one_is_refused(tmp_path, content, message
         path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(BadProfile, match=message):
         tp.load(path)
+
+
+@examples(30)
+@given(
+    changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=20),
+    kept=st.floats(0.2, 1) | st.just(1),
+)
+def test_any_damage_is_read_or_refused(changes, kept):
+    with TemporaryDirectory() as folder:
+        data = bytearray(export(Path(folder, "a.sqlite"), both(process(100, 0), process(200, 1))).read_bytes())
+    for place, byte in changes:
+        data[int(place * len(data))] = byte
+    with suppress(BadProfile):
+        nsys.read(bytes(data[: int(kept * len(data))]), source="a")
 
 
 def union_ms(rows):

@@ -6,6 +6,7 @@ import re
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -13,6 +14,7 @@ import polars as pl
 from tpunb.errors import BadProfile
 from tpunb.io import chrome_trace
 from tpunb.io.chrome_trace import Event, Trace
+from tpunb.text import format_error
 
 _RANGES = 59, 60  # kinds of NVTX events: pushed and popped, started and ended
 _STEP = re.compile(r"((?:[A-Za-z]+[ _])*(?:step|iter|iteration|batch))[\s_#:=.-]*(\d{1,18})", re.IGNORECASE)
@@ -45,6 +47,7 @@ def read(data: bytes, *, source: str) -> Trace:
         with closing(sqlite3.connect(":memory:")) as database:
             database.deserialize(data)
             database.row_factory = sqlite3.Row
+            database.text_factory = partial(str, encoding="utf8", errors="replace")
             names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             tables = dict.fromkeys(names, database)
             if not tables.keys() & {*_WORK, *_CALLS, "NVTX_EVENTS"}:
@@ -53,8 +56,12 @@ def read(data: bytes, *, source: str) -> Trace:
                 )
             texts = dict(database.execute("SELECT id, value FROM StringIds")) if "StringIds" in tables else {}
             return chrome_trace.contents(_facts(tables), [*_events(tables, texts)], source)
-    except (sqlite3.DatabaseError, TypeError, OverflowError) as error:
-        raise BadProfile(f"{source}: a damaged database: {error}", hint="nsys export --type sqlite") from error
+    except BadProfile:
+        raise
+    except (sqlite3.DatabaseError, TypeError, KeyError, ValueError, OverflowError) as error:
+        raise BadProfile(
+            f"{source}: a damaged database: {format_error(error)}", hint="nsys export --type sqlite"
+        ) from error
 
 
 def calls(data: bytes, *, source: str) -> pl.DataFrame:
