@@ -11,7 +11,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis.calls import call_metrics
-from tpunb.analysis.causes import CAUSES, Cause, Remedy
+from tpunb.analysis.causes import CAUSES, NAMED_SHARE, Cause, Remedy
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
 from tpunb.analysis.metrics import account_metrics, crowding_of_waits, phase_metrics, scale_metrics, traits
 from tpunb.analysis.roofline import Roofline, roofline
@@ -27,8 +27,6 @@ from tpunb.frames.op_matrix import distinct_ops
 from tpunb.schema import ACCOUNTS, PEERS
 from tpunb.text import cut, duration, percent, plain, short, short_time
 
-NAMED_SHARE = 0.1
-"""Share of run time from which a waste is one."""
 _COUNTED = 0.9  # share of busy time with known FLOPs below which utilisation is a lower bound
 _LEAST_SAVING = 0.01  # share of all step time, or of wall time: advice that saves less is left out
 _FEWEST_SAMPLES = 3  # in an account whose place is named

@@ -117,6 +117,8 @@ def _is(column: str, *values: str) -> pl.Expr:
     return pl.any_horizontal(pl.col(column).eq_missing(value) for value in values)
 
 
+NAMED_SHARE = 0.1
+"""Share of run time from which a waste is one."""
 _UNKNOWN = pl.lit(None, pl.Float64)
 _HIGH = 0.7  # share of MXU peak or HBM bandwidth that XProf's smart suggestions call high
 _LOW = 0.5  # and low

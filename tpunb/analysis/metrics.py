@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 import polars as pl
 
-from tpunb.analysis.causes import READS
+from tpunb.analysis.causes import NAMED_SHARE, READS
 from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
 from tpunb.analysis.roofline import Roofline, device_of
 from tpunb.analysis.run import Run, loaded, steps
@@ -76,7 +76,7 @@ _SMALL_PS, _SMALL_SHARE = 10e6, 0.8  # of PyTorch on a CPU: 3 us each in loops o
 _MANY_OPS = 200  # for each gradient of a parameter: 20 to 45 in models of any depth, 800 in a loop over examples
 _GRADIENT, _BACKWARD = "torch::autograd::AccumulateGrad", r"^(.*)Backward\d*$"
 _OF_PYTORCH = r"^aten::|Backward\d*$"
-_FROZEN = 0.2  # of the operations of models, without gradients
+_FROZEN = 0.2  # of the operations of a kind, without gradients
 _LARGE_PS = 100e6  # of an operation of PyTorch that several threads compute faster
 _SLOWER = 1.25  # step time of a stalled phase by that of its twin
 
@@ -528,19 +528,23 @@ def _eager(steps: Steps) -> str | None:
 def _frozen(run: Goodput, steps: Steps) -> tuple[str | None, int]:
     """Return the line that calls a model of PyTorch without gradients in steps, and its time; None for none.
 
-    No forward pass takes longer than its gradients: a call that does so has none, if operations without any are traced.
+    No forward pass takes longer than its gradients: a call that does so has none, if operations without any are traced
+    of each kind that takes a tenth of the time: gradients themselves call some kinds, but not all.
     """
-    ops = steps.full().ops.group_by(pl.col("op").cast(pl.String)).agg(pl.col("count", "self_ps").sum())
+    full = steps.full()
+    trained = full.frame.filter(pl.col("kind") != "eval").select("host", "step")
+    of_op = full.ops.join(trained, on=["host", "step"], how="semi").group_by(pl.col("op").cast(pl.String))
+    ops = of_op.agg(pl.col("count", "self_ps").sum())
     back = pl.col("op").str.extract(_BACKWARD).str.to_lowercase()
     backward = ops.select(name=back, back=pl.col("count") / 2).drop_nulls()  # each has an event of the engine around it
     name = pl.col("op").str.strip_prefix("aten::").str.replace_all("_", "")
     forward = ops.filter(pl.col("op").str.starts_with("aten::")).with_columns(name=name).join(backward, on="name")
-    without = (1 - pl.col("back") / pl.col("count")).clip(0) * pl.col("self_ps")
+    kinds = forward.filter(pl.col("self_ps") > NAMED_SHARE * pl.col("self_ps").sum())
+    without = kinds.select((1 - pl.col("back") / pl.col("count")).min()).item()
     gradients = ops.filter(pl.col("op") == _GRADIENT)["count"].sum()
     of_pytorch = ops.filter(pl.col("op").str.contains(_OF_PYTORCH))["count"].sum()
     moves = of_pytorch >= _MANY_OPS * gradients > 0  # of a policy, whose inputs follow from what it returns
-    without_ps, of_models_ps = forward.select(without.sum(), pl.col("self_ps").sum().alias("all")).row(0)
-    if steps.read_run_events is None or moves or not without_ps > _FROZEN * of_models_ps:
+    if steps.read_run_events is None or moves or not (without or 0) > _FROZEN:
         return None, 0
     events = steps.read_run_events().events.filter(pl.col("event") == "gradient")
     gradients_ps = int(events.select((pl.col("end_ps") - pl.col("start_ps")).sum()).item())

@@ -7,7 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from tpunb.analysis.advice import NAMED_SHARE, candidates, is_once, took
+from tpunb.analysis.advice import candidates, is_once, took
+from tpunb.analysis.causes import NAMED_SHARE
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
