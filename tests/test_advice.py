@@ -636,7 +636,7 @@ def test_files_of_a_save_and_the_wait_for_it_are_one_save():
 
 def test_every_cause_of_the_run_is_tested_and_has_known_sums():
     assert {cause.name for cause in of_level("run")} == {*OF_RUN, "crowded steps"}  # tests/test_verdict.py
-    known = [*account_metrics(accounted()).columns, "took", "mostly", "also"]
+    known = [*account_metrics(accounted()).columns, "took", "mostly", "also", "at"]
     assert [cause.id for cause in of_level("run") if not has_known_sums(cause, known)] == []
 
 

@@ -263,9 +263,11 @@ def _sentence(cause: Cause, row: dict[str, Any], run_ps: float, run: Goodput | N
         texts["took"] = whole if run is None else took(run, saves_ps)
         if cause.of == "account":
             texts["mostly"] = row["mostly"]
-        elif run is not None and cause.account is not None:
-            texts["mostly"] = mostly(run, cause.account)
+        elif run is not None:
+            texts["mostly"] = mostly(run, cause.account or "productive")
             texts["also"] = texts["mostly"].replace(":", ",", 1)
+            place = next(_sampled_place(run, cause.account or "productive"), None)
+            texts["at"] = f", at {place}" if place and not _is_around(run, place) else ""
         return f"{cause.sentence.format(**texts)}."
     kinds = f" ({texts['kinds']})" if row["phase"] == -1 and row["kinds"] else ""
     saved = ":"

@@ -268,12 +268,17 @@ _OF_STARTUP = (
     Cause(
         "T201", "program startup", "retracing",
         when=(pl.col("retracing") > 0.02) & pl.col("retraced").is_not_null(), saves=pl.col("retracing"),
-        sentence="Tracing and compiling again what was compiled before took {took}: mostly {retraced}, for {reason}",
+        sentence="Tracing and compiling again what was compiled before took {took}: mostly {retraced}, for "
+        "{reason}{at}",
         remedies=(
             Remedy(
                 "wrap the function in jit or tf.function once, outside of the loop, and call that",
                 "step = jax.jit(update)", before="for batch in data: jax.jit(lambda x: update(x))(batch)",
                 when=_is("changed", "function")),
+            Remedy(
+                "pass the Python value as an array, not as a static argument", "jax.jit(step)(batch, rate)",
+                before="jax.jit(step, static_argnums=1)(batch, rate)",
+                when=_is("changed", "value") & _is("backend", "JAX")),
             Remedy(
                 "pass the Python value as a tensor or an array", "step(batch, tf.constant(rate))",
                 before="step(batch, rate)", when=_is("changed", "value")),
@@ -357,7 +362,7 @@ _OF_STEPS = (
     Cause(
         "T301", None, "eager steps",
         when=pl.col("eager").is_not_null() & (pl.col("stepping") > 0.3 * (1 - pl.col("profiler"))),
-        saves=pl.col("dispatching"), sentence="The steps run operation by operation, {took}",
+        saves=pl.col("dispatching"), sentence="The steps run operation by operation, {took}{mostly}",
         remedies=(
             Remedy(
                 "compile the model without run_eagerly=True, and leave tf.config.run_functions_eagerly at False",

@@ -27,6 +27,7 @@ from tpunb.schema import ACCOUNTS, SPANS, UTILISATION, check
 from tpunb.signals import DATA_END, NEW_ITERATOR, WORKERS_START
 from tpunb.step_stats.boundaries import is_primitive
 from tpunb.step_stats.launches import sync_place
+from tpunb.step_stats.step_fold import LOOP_CALLS
 
 _OPS = {
     "formatting": r"device (data formatting|device copy|copy|transpose|reshape):"
@@ -401,9 +402,6 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken["refitting"] = around_ps + taken["loading"] if is_fitted else 0
     taken["stepping"] = taken["productive"] + taken["idle"] + times.get("step time deviation", 0)
     eager = _eager(phases.steps)
-    if eager == "JAX" and is_primitive((retraced or "").removeprefix("jit(").removesuffix(")")):
-        taken["stepping"] += taken["retracing"]  # of operations on their own, for each shape
-        taken["retracing"] = 0
     taken["dispatching"] = round(taken["stepping"] * (1 - _in_kernels(phases.steps, eager)))
     frozen_at, taken["frozen"] = _frozen(run, phases.steps)
     taken["double"] = taken["productive"] // 2 if _is_double(phases.steps) else 0
@@ -675,6 +673,8 @@ def traits(steps: Steps) -> dict[str, str | None]:
     ops = named["op"].unique().cast(pl.String)
     tuned = steps.wall is not None and bool((steps.wall.spans["account"] == "tuning").any())
     backend = next((name for name, pattern in _FRAMEWORKS.items() if ops.str.contains(pattern).any()), None)
+    if backend is None and steps.read_run_events is not None and "jax" in steps.read_run_events().names["library"]:
+        backend = "JAX"  # no step was traced
     framework = backend
     if framework != "PyTorch" and (steps.frame["rule"] == "keras").any():  # on any backend with such parameters
         framework = "Keras"
@@ -713,8 +713,13 @@ def _retraced(steps: Steps, hosts: int) -> tuple[str | None, str | None, int]:
     # TensorFlow's are marked; JAX compiles as well, and functions without a name of their own are many
     compiled = pl.col("detail").str.starts_with("compiling").any().over("host", "name")
     repeated = compiled & (pl.int_range(pl.len()).over("host", "work") > 0) & ~pl.col("name").str.contains("^<|^a func")
-    # what makes parameters is compiled for the shape of each, once
-    loops = pl.col("start_ps") >= (steps.frame["start_ps"].min() or 0)
+    # what makes parameters is compiled for the shape of each, once, and operations on their own for that of each layer
+    begun = steps.frame["start_ps"].drop_nulls().sort()
+    of_library = pl.Series(
+        map(is_primitive, spans["name"].str.extract(r"^jit\((.*)\)$").fill_null("")), dtype=pl.Boolean
+    )
+    first, later = (begun.slice(at).first() for at in (0, LOOP_CALLS))
+    loops = pl.col("start_ps") >= pl.when(of_library).then(later).otherwise(first or 0)
     more = spans.filter(loops, repeated | pl.col("reason").is_not_null()).group_by("name", maintain_order=True)
     times = more.agg(pl.col("dur_ps").sum(), pl.col("reason").drop_nulls().last())
     times = times.sort("dur_ps", descending=True, maintain_order=True)
