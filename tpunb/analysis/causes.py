@@ -87,7 +87,7 @@ class Cause:
         """Names of the sums in its expressions.
 
         >>> cause("T101").needs
-        ['anew', 'crowding', 'ended', 'loading', 'refitting', 'restarting', 'starting']
+        ['anew', 'awaiting', 'crowding', 'ended', 'loading', 'of_arrays', 'refitting', 'restarting', 'starting']
         """
         return sorted({*self.when.meta.root_names(), *self.saves.meta.root_names()})
 
@@ -186,9 +186,11 @@ _INPUT = (
         when=_is("data", "datasets")),
     Remedy("prepare batches in parallel and ahead of the steps, cache what every epoch reads"),
 )
-_explained = pl.sum_horizontal("anew", "ended", "starting", "restarting")
-_waiting = pl.col("loading") - _explained
-
+_anew = (pl.col("anew") - pl.col("awaiting") > 0.05) | (pl.col("anew") > 0.2)
+_waiting = pl.col("loading") - pl.sum_horizontal(
+    pl.when(_anew).then("anew").otherwise("of_arrays"), "starting",
+    *(pl.when(pl.col(name) > 0.05).then(name).otherwise(0) for name in ("ended", "restarting")),
+)
 _NO_AUTOTUNE = "options.autotune.enabled = False"  # of tf.data.Options, by data.with_options
 
 _OF_INPUT = (
@@ -201,7 +203,7 @@ _OF_INPUT = (
         no_fault="other programs kept all processors busy meanwhile; or the storage has no more bandwidth"),
     Cause(
         "T102", "data loading", "new iterators",
-        when=(pl.col("anew") - pl.col("awaiting") > 0.05) | (pl.col("anew") > 0.2), saves=pl.col("anew"),
+        when=_anew, saves=pl.col("anew"),
         sentence="New iterators, which Keras makes at the end of each epoch, and waits for their first batches took "
         "{took}",
         remedies=(
