@@ -27,6 +27,7 @@ from tpunb.profiler import child_capture
 from tpunb.text import cut, duration, earlier_run, format_error, percent, plain, plural, relative, short_time
 
 if TYPE_CHECKING:
+    from tpunb.analysis.report import Report
     from tpunb.io.job_folder import Process
 
 _USAGE = "tpunb run [options] -- python train.py [arguments]"
@@ -44,6 +45,7 @@ _WRONG_USAGE, _NOT_FOUND = 2, 127  # exit codes, as of a shell
 _HELP = """Profile trainings, and report on their runs.
 
   tpunb run -- python train.py      capture an unchanged program
+  tpunb attach 4711 --for 30s       observe a program that runs already, from outside
   tpunb report runs/bert            what took the time, what to do first, what is not known
   tpunb compare runs/a runs/b       whether run b is slower than run a, for certain
   tpunb steps runs/bert --explain   which rule and which events made a step, and its kind
@@ -400,7 +402,7 @@ def _report(options: argparse.Namespace) -> int:
     if options.json or options.markdown:
         print(found.to_json(indent=_indent()) if options.json else found.to_markdown())
     else:
-        print(found.to_text(bold="\x1b[1m{}\x1b[0m" if _is_styled() else "{}"))
+        _print_report(found)
     if found.stands:
         return _STANDS_CODE
     if options.fail_below is None:
@@ -408,6 +410,37 @@ def _report(options: argparse.Namespace) -> int:
     below, why = found.is_below(options.fail_below)
     _print(why)
     return _CODES[below]
+
+
+def _print_report(found: Report) -> None:
+    print(found.to_text(bold="\x1b[1m{}\x1b[0m" if _is_styled() else "{}"))
+
+
+def _attach_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("process", metavar="PID", type=int, help="number of a Python process of this machine and user")
+    parser.add_argument(
+        "--for", dest="seconds", metavar="TIME", type=_time, default=30.0, help="such as 10s or 5min: 30s"
+    )
+    parser.add_argument("-o", "--output", metavar="RUN", help="run folder or URL; runs/<date-time> if left out")
+
+
+def _time(text: str) -> float:
+    """Return a time such as 30s or 5min in seconds."""
+    units = {"s": 1, "min": 60, "h": 3600}
+    unit = next((unit for unit in units if text.endswith(unit)), "")
+    return _seconds(text.removesuffix(unit)) * units.get(unit, 1)
+
+
+def _attach(options: argparse.Namespace) -> int:
+    from tpunb.analysis import report
+    from tpunb.profiler.attach import attach
+    from tpunb.profiler.options import default_folder
+
+    run = attach(options.process, options.seconds, options.output or default_folder())
+    found = report(run)
+    _print_report(found)
+    _print(f"to see it again: tpunb report {shlex.quote(_shown(str(run)))}")
+    return _STANDS_CODE if found.stands else 0
 
 
 def _compare_options(parser: argparse.ArgumentParser) -> None:
@@ -453,6 +486,8 @@ def _steps(options: argparse.Namespace) -> int:
     from tpunb.analysis.run import steps
 
     found = steps(options.run)
+    if not found.are_counted:
+        raise TpunbError(f"the steps of {found.name} were not counted: it was observed from outside", hint="tpunb run")
     kinds, first = found.frame["kind"].to_list(), found.frame.unique("kind", keep="first", maintain_order=True)
     if options.explain is None:
         lines = [plain(f"{kind}: {plural(kinds.count(kind), 'step')}") for kind in first["kind"]]
@@ -483,7 +518,7 @@ def _runs(options: argparse.Namespace) -> int:
         times = ("-" if wall_ps is None else duration(wall_ps), "-" if share is None else percent(share))
         step = "-" if step_ps is None else short_time(step_ps)
         names = (cut(plain(text or "-"), 32) for text in (program, device))
-        counts = f"{steps:,}", "-" if phases is None else f"{phases}"
+        counts = "-" if steps is None else f"{steps:,}", "-" if phases is None else f"{phases}"
         shown.append((when, plain(name or "-"), *names, *times, step, *counts, plain(state or "-")))
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
@@ -579,6 +614,16 @@ _COMMANDS: dict[str, tuple[str, str, Callable[..., None], Callable[..., int]]] =
         "tpunb report runs/bert --json --fail-below goodput=0.8 | jq .verdict.sentence",
         _report_options,
         _report,
+    ),
+    "attach": (
+        "Observe a training that was started without tpunb, from outside, and report on what was seen.\n"
+        "Nothing runs in the process, and nothing stays there. Ctrl-C ends the observation. Steps are not counted.\n"
+        "Requires py-spy: pip install 'tpunb[attach]'\n\n"
+        "Exit code: 0; 3 if the training stands still.\n"
+        "64 for wrong usage, 65 for a process that cannot be observed.",
+        "tpunb attach 4711 --for 30s -o runs/bert",
+        _attach_options,
+        _attach,
     ),
     "compare": (
         "Decide whether the steps of run b are slower than those of run a, by a 99 % interval.\n\n"

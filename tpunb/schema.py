@@ -969,7 +969,7 @@ RUNS = frame(
     wall_ps=Column(_INT, "Wall time of the captured block in picoseconds."),
     goodput=Column(_FLOAT, "Productive time as a share of wall time, mean over hosts, 0 to 1."),
     step_ps=Column(_INT, "Median duration of the steps in picoseconds."),
-    steps=Column(_INT, "Number of steps."),
+    steps=Column(_INT, "Number of steps, null if they were not counted."),
     phases=Column(_INT, "Number of phases, by the default method."),
     state=Column(_TEXT, 'How it ended, "running", "cut", or since when it stands still, null of other profiles.'),
 )

@@ -300,6 +300,8 @@ def is_once(run: Goodput, account: str) -> bool:
     """Return whether an account is that of what the run does before and after it trains, for less time than that."""
     if account not in _ONCE or run.time_ps(account) > run.time_ps("productive"):
         return False
+    if run.ideal_step_ps is None:  # it is not known when the first step was
+        return False
     training = run.segments.filter(account="productive").drop_nulls("step").group_by("host", "step")
     starts = training.agg(pl.col("start_ps").min()).group_by("host")
     bounds = starts.agg(first=pl.col("start_ps").sort().slice(_TRAINED).first(), last=pl.col("start_ps").max())

@@ -51,7 +51,7 @@ class Goodput:
     wall_ps
         Wall time of the captured block in picoseconds.
     ideal_step_ps
-        Median step time without waits, callbacks and stalls, in picoseconds; None without steps.
+        Median step time without waits, callbacks and stalls, in picoseconds; None if no steps were found.
     notes
         What the run has no record of, one line each.
     places
@@ -241,6 +241,7 @@ class Stretches(NamedTuple):
     wall_ps: int
     notes: tuple[str, ...]
     before: int | None = None  # as `Steps.steps_before`
+    counted: bool = True  # as `Steps.are_counted`
 
 
 def stretches(run: Profile | Phases) -> Stretches:
@@ -310,7 +311,8 @@ def _time_line(steps: Steps, span_ps: int | None) -> Stretches:
         pieces.append(segments(run).with_columns(host=pl.lit(host), complete=pl.lit(complete)))
         notes += _notes(host if len(hosts) > 1 else "", clocked=clocked, complete=complete)
     notes = list(dict.fromkeys(notes))
-    return Stretches(pl.concat(pieces), frame, wall, max(high - low, 0), tuple(notes), steps.steps_before)
+    span_ps = max(high - low, 0)
+    return Stretches(pl.concat(pieces), frame, wall, span_ps, tuple(notes), steps.steps_before, steps.are_counted)
 
 
 def _work(steps: Steps, host: str) -> pl.DataFrame:
@@ -332,7 +334,7 @@ def of_stretches(time: Stretches) -> Goodput:
         load=wall.load,
         places=_places(wall.samples, rows),
         wall_ps=time.wall_ps,
-        ideal_step_ps=_ideal(rows, time.steps),
+        ideal_step_ps=_ideal(rows, time.steps) if time.counted else None,
         notes=time.notes,
     )
 

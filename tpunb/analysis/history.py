@@ -87,7 +87,7 @@ def run_row(profile: Profile) -> dict[str, Any]:
     except NoSteps:
         return row
     median = steps.frame.select(pl.col("dur_ps").median().round().cast(pl.Int64)).item()
-    row |= {"steps": steps.count, "step_ps": median}
+    row |= {"steps": steps.count, "step_ps": median} if steps.are_counted else {"steps": None}
     try:
         grouped = phases(steps)
     except NoSteps:

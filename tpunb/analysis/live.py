@@ -68,7 +68,7 @@ def _at(path: Path, name: str) -> Live:
             row = run_row(profile)
     except (TpunbError, OSError) as error:
         return Live(name, None, stands=False, line=f"{name}: {cut(format_error(error), 120)}")
-    parts = [plural(row["steps"], "step")]
+    parts = ["steps were not counted" if row["steps"] is None else plural(row["steps"], "step")]
     if row.get("step_ps"):
         parts.append(f"{short_time(row['step_ps'])} each")
     if row.get("goodput") is not None:

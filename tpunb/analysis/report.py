@@ -183,7 +183,7 @@ class _Writer:
             **_standing(self.profile),
             **{name: plain(cut(str(fact), _TEXT)) for name, fact in facts.items() if fact},
             "hosts": self._hosts,
-            "steps": steps.count,
+            "steps": steps.count if steps.are_counted else None,
             "traced": steps.full().count,
         }
 
@@ -246,7 +246,7 @@ class _Writer:
 
     @property
     def _phases(self) -> Iterator[dict[str, Any]]:
-        for row in self.phases.frame.head(_PHASES).iter_rows(named=True):
+        for row in self.phases.frame.head(_PHASES * self.phases.steps.are_counted).iter_rows(named=True):
             waits = {name: row[name] for name in ("input", "idle") if row[name] is not None}
             yield {
                 "phase": row["phase"],
@@ -331,7 +331,7 @@ class _Writer:
                 yield _missing(note + more, _CAPTURE)
             if (others := others_used(self.goodput)) is not None:
                 yield _missing(f"times without other load: {others}", "run again on an idle machine")
-        if unseen := self.phases.frame.filter(pl.col("full") == 0, pl.col("phase") >= 0).height:
+        if steps.are_counted and (unseen := self.phases.frame.filter(pl.col("full") == 0, pl.col("phase") >= 0).height):
             yield _missing(
                 f"operations of {unseen} of {plural(len(self.phases), 'phase')}", "more windows: --window 10"
             )
@@ -403,8 +403,9 @@ def _json(content: Any) -> str:
 
 
 def _unrecorded(source: Path | str, profile: Profile | None) -> Iterator[dict[str, str]]:
+    hooked = profile is None or profile.stored is None or profile.stored.are_counted
     for line in () if profile is None else profile.misfits:
-        yield _missing(line, "a release of tpunb that knows it: pip install -U tpunb")
+        yield _missing(line, "a release of tpunb that knows it: pip install -U tpunb" if hooked else "tpunb run")
     if isinstance(source, Path) and is_written(source):
         yield _missing("the rest of the run: it is still being written", "report again when it has ended")
 
@@ -440,7 +441,9 @@ def _rounded(share: float) -> float:
 def _lines(content: Mapping[str, Any], text: Callable[[str], str], *, bold: str, item: str) -> Iterator[str]:
     """Yield the lines of a report, each a `text` in a format; names of the program were made plain before."""
     run = content["run"]
-    facts = [f"{plural(run['steps'], 'step')}, {run['traced']:,} traced in full"]
+    facts = ["Steps were not counted"]
+    if run["steps"] is not None:
+        facts = [f"{plural(run['steps'], 'step')}, {run['traced']:,} traced in full"]
     facts += [str(run[name]) for name in ("program", "device", "data") if name in run]
     if "standing" in run:
         yield bold.format(text(f"{run['name'] or 'Run'} {run['standing']}."))

@@ -175,6 +175,12 @@ class Steps(Tabular):
         """Number of steps, which all hosts of a job take together."""
         return self.frame["step"].n_unique()
 
+    @property
+    def are_counted(self) -> bool:
+        """Whether steps were found; else a run that was observed from outside counts as one, which no window traced."""
+        uncounted = (pl.col("rule") == "whole") & (pl.col("traced") == "none")
+        return self.frame.is_empty() or not self.frame.select(uncounted.fill_null(value=False).all()).item()
+
     def __repr__(self) -> str:
         full = self.frame.filter(pl.col("traced") == "full")["step"].n_unique()
         parts = [plural(self.count, "step"), plural(self.ops["op"].n_unique(), "op"), f"{full} traced in full"]

@@ -8,13 +8,13 @@ from functools import update_wrapper
 from typing import Any
 
 from tpunb.instrument.hooks import fetching
-from tpunb.instrument.registry import Library
+from tpunb.instrument.registry import Evidence, Library
 from tpunb.instrument.sink import Sink
 
 LIBRARY = Library("datasets", "datasets", ("4.0", "4.0"))
 
 DRAWS = tuple(
-    LIBRARY.attribute("datasets", f"{kind}.{name}")
+    LIBRARY.attribute("datasets", f"{kind}.{name}", evidence=Evidence("fetch", data="datasets"))
     for kind in ("Dataset", "IterableDataset")
     for name in ("__iter__", "iter")
 )
@@ -33,7 +33,7 @@ class _Batches:
 
 def listen(sink: Sink, stack: ExitStack) -> None:
     """Listen to all that it loads until the stack is closed."""
-    fetches = fetching(sink, "datasets", "datasets", lambda batches: id(batches.of))
+    fetches = fetching(sink, DRAWS[0], lambda batches: id(batches.of))
 
     def drawing(original: Callable[..., Any]) -> Callable[..., Any]:
         next_batch = update_wrapper(lambda batches: next(batches.batches), original)

@@ -15,13 +15,15 @@ from tpunb.instrument.sink import Clock, Sink, What
 _NUMBER, _STEP = "_tpunb_number", "_tpunb_step"
 
 
-def listen_to_calls(sink: Sink, event: str, attributes: Iterable[Attribute], stack: ExitStack) -> None:
-    """Record each call as an event of this kind, once the module of the attribute is imported."""
+def listen_to_calls(sink: Sink, attributes: Iterable[Attribute], stack: ExitStack) -> None:
+    """Record each call as the event that it is, once the module of the attribute is imported."""
 
     def listen(those: list[Attribute], stack: ExitStack) -> None:
         for attribute in those:
             what = What(attribute.library.name, attribute.home, attribute.path)
-            attribute.listen(around(partial(_call, sink.clock, event, what)), Priority.CAPTURE, stack)
+            assert attribute.evidence is not None, attribute
+            hook = around(partial(_call, sink.clock, attribute.evidence.event, what))
+            attribute.listen(hook, Priority.CAPTURE, stack)
 
     homes = dict[str, list[Attribute]]()
     for attribute in attributes:
@@ -36,9 +38,10 @@ def _call(clock: Clock, event: str, what: What, original: Callable[..., Any], *a
         return original(*args, **kwargs)
 
 
-def fetching(sink: Sink, library: str, data: str, stream: Callable[[Any], Hashable] = id) -> Hook:
+def fetching(sink: Sink, attribute: Attribute, stream: Callable[[Any], Hashable] = id) -> Hook:
     """Return a hook of the method of an iterator over a kind of data that returns the next batch."""
-    clock = sink.clock
+    clock, library = sink.clock, attribute.library.name
+    data = attribute.evidence.data if attribute.evidence is not None else library
 
     def hook(original: Callable[..., Any]) -> Callable[..., Any]:
         what = What.of(library, original)

@@ -16,7 +16,7 @@ from typing import Any
 
 from tpunb.instrument.hooks import listen_to_annotations
 from tpunb.instrument.profiler_sessions import Sessions
-from tpunb.instrument.registry import Library, Priority, around, loaded, wrapped
+from tpunb.instrument.registry import Evidence, Library, Priority, around, loaded, wrapped
 from tpunb.instrument.sink import NEW_FUNCTION, Signature, Sink, What
 
 LIBRARY = Library("jax", "jax", ("0.4.35", "0.10.2"))
@@ -28,7 +28,9 @@ _HOST_TRACER_LEVEL = 2  # 1 lacks names of operations, 3 has all of them at thre
 
 # -- calls of functions ------------------------------------------------------------------------------------------------
 
-PYTHON_CALL = LIBRARY.attribute("jax._src.pjit", "_run_python_pjit", "p", "args_flat", "fun")
+PYTHON_CALL = LIBRARY.attribute(
+    *("jax._src.pjit", "_run_python_pjit", "p", "args_flat", "fun"), evidence=Evidence("call")
+)
 
 
 def _calls(sink: Sink, stack: ExitStack) -> None:
@@ -199,7 +201,7 @@ def _hook_calls(hook: Any, config: Any, after_call: Callable[[Any, Any, Any], No
 # -- functions that take gradients -------------------------------------------------------------------------------------
 
 VJP = LIBRARY.attribute("jax", "vjp")
-TRACE = LIBRARY.attribute("jax._src.pjit", "_infer_params")
+TRACE = LIBRARY.attribute("jax._src.pjit", "_infer_params", evidence=Evidence("trace"))
 
 
 def _gradients(sink: Sink, stack: ExitStack) -> None:
@@ -275,6 +277,13 @@ def _annotations(sink: Sink, stack: ExitStack) -> None:
 # -- compilation -------------------------------------------------------------------------------------------------------
 
 _COMPILES = "/jax/core/compile/"  # begins the names of its events of tracing, lowering and compilation
+WORKS = tuple(  # internals, for those who see them in stacks alone
+    LIBRARY.attribute(home, path, optional=True, evidence=Evidence(event))
+    for home, path, event in (
+        ("jax._src.pjit", "_resolve_and_lower", "trace"),
+        ("jax._src.interpreters.pxla", "MeshComputation.compile", "compile"),
+    )
+)
 
 
 def _cache(config: Any) -> str:

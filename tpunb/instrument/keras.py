@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tpunb.errors import TpunbError, need
-from tpunb.instrument.registry import Attribute, Hook, Library, Priority, around
+from tpunb.instrument.registry import Attribute, Evidence, Hook, Library, Priority, around
 from tpunb.instrument.sink import END_OF_DATA, Clock, Sink, What
 from tpunb.signals import DATA_END, NEW_ITERATOR, Spent
 
@@ -29,23 +29,29 @@ _EVENTS = {"fit": "mark", "evaluate": "evaluate", "predict": "predict"}
 _FILES = {"save": "save", "save_weights": "save", "load_weights": "restore"}  # events of methods
 STEP_FUNCTION = "multi_step_on_iterator"  # that a method traces and calls
 
-METHODS = {name: LIBRARY.attribute("keras", f"Model.{name}") for name in _METHODS}
-FILES = {name: LIBRARY.attribute("keras", f"Model.{name}") for name in _FILES}
+METHODS = {
+    name: LIBRARY.attribute("keras", f"Model.{name}", evidence=Evidence(event, f"Trainer.{name}"))
+    for name, event in _EVENTS.items()
+}
+FILES = {name: LIBRARY.attribute("keras", f"Model.{name}", evidence=Evidence(_FILES[name])) for name in _FILES}
 HOOKS = {  # of all callbacks: they run in the training thread even if Keras calls callbacks in another
     name: LIBRARY.attribute(
-        "keras.callbacks", f"CallbackList.{name}", *(("batch", "logs") if "_batch_" in name else ())
+        *("keras.callbacks", f"CallbackList.{name}", *(("batch", "logs") if "_batch_" in name else ())),
+        evidence=Evidence("callback"),
     )
     for name in (
         *(f"on_{word}_{at}" for word in _KINDS for at in ("begin", "end", "batch_begin", "batch_end")),
         *("on_epoch_begin", "on_epoch_end"),
     )
 }
-EPOCH_NEXT = LIBRARY.attribute("keras.src.trainers.epoch_iterator", "EpochIterator.__next__", subclasses=True)
+EPOCH_NEXT = LIBRARY.attribute(
+    *("keras.src.trainers.epoch_iterator", "EpochIterator.__next__"), subclasses=True, evidence=Evidence("fetch")
+)
 EPOCH_END = LIBRARY.attribute(
     "keras.src.trainers.epoch_iterator", "EpochIterator.catch_stop_iteration", subclasses=True
 )
-LOAD_MODEL = LIBRARY.attribute("keras.src.saving.saving_lib", "load_model")
-UPDATE = LIBRARY.attribute("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply")
+LOAD_MODEL = LIBRARY.attribute("keras.src.saving.saving_lib", "load_model", evidence=Evidence("restore"))
+UPDATE = LIBRARY.attribute("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply", evidence=Evidence("update"))
 
 TRAINS = (LIBRARY.attribute("keras", "optimizers.Optimizer.__init__"),)
 """What is called first where a process trains."""

@@ -8,14 +8,16 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from tpunb.instrument.hooks import listen_to_calls
-from tpunb.instrument.registry import Attribute, Library
+from tpunb.instrument.registry import Attribute, Evidence, Library
 from tpunb.instrument.sink import Sink, What
 
 LIBRARY = Library("lightning", "lightning", ("2.6.6", "2.6.6"))
 STANDALONE = Library("pytorch_lightning", "pytorch-lightning", ("2.6.6", "2.6.6"))
 
-SAVE = LIBRARY.attribute("lightning.pytorch.trainer.trainer", "Trainer.save_checkpoint")
-EVALUATE = LIBRARY.attribute("lightning.pytorch.loops.evaluation_loop", "_EvaluationLoop.run")
+SAVE = LIBRARY.attribute("lightning.pytorch.trainer.trainer", "Trainer.save_checkpoint", evidence=Evidence("save"))
+EVALUATE = LIBRARY.attribute(
+    "lightning.pytorch.loops.evaluation_loop", "_EvaluationLoop.run", evidence=Evidence("evaluate")
+)
 # its profiler has a context for each hook that the Trainer calls
 PROFILE = LIBRARY.attribute("lightning.pytorch.profilers.profiler", "Profiler.profile", "action_name")
 
@@ -36,8 +38,7 @@ def listen(sink: Sink, stack: ExitStack) -> None:
 
         return profile
 
-    listen_to_calls(sink, "save", [SAVE], stack)
-    listen_to_calls(sink, "evaluate", [EVALUATE], stack)
+    listen_to_calls(sink, [SAVE, EVALUATE], stack)
     stack.enter_context(PROFILE.listening(profiling))
 
 

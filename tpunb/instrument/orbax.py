@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from tpunb.instrument.hooks import listen_to_calls
-from tpunb.instrument.registry import Library, around
+from tpunb.instrument.registry import Evidence, Library, around
 from tpunb.instrument.sink import Sink
 
 LIBRARY = Library("orbax", "orbax-checkpoint", ("0.12.8", "0.12.8"))
@@ -15,19 +15,20 @@ LIBRARY = Library("orbax", "orbax-checkpoint", ("0.12.8", "0.12.8"))
 _MANAGER, _CHECKPOINTERS = "orbax.checkpoint.checkpoint_manager", "orbax.checkpoint._src.checkpointers"
 _V1 = "orbax.checkpoint.experimental.v1._src.training.checkpointer"
 
-ASYNC_SAVE = LIBRARY.attribute(f"{_CHECKPOINTERS}.async_checkpointer", "AsyncCheckpointer.save")
-SAVES = (
-    LIBRARY.attribute(_MANAGER, "CheckpointManager.save"),
-    LIBRARY.attribute(_MANAGER, "CheckpointManager.wait_until_finished"),
-    LIBRARY.attribute(f"{_CHECKPOINTERS}.checkpointer", "Checkpointer.save"),
-    ASYNC_SAVE,
-    LIBRARY.attribute(f"{_CHECKPOINTERS}.async_checkpointer", "AsyncCheckpointer.wait_until_finished"),
-)
-RESTORES = (
-    LIBRARY.attribute(_MANAGER, "CheckpointManager.restore"),
-    LIBRARY.attribute(f"{_CHECKPOINTERS}.checkpointer", "Checkpointer.restore"),
-    LIBRARY.attribute(_V1, "Checkpointer.load"),
-    LIBRARY.attribute(_V1, "Checkpointer.load_checkpointables"),
+_ASYNC = f"{_CHECKPOINTERS}.async_checkpointer"
+ASYNC_SAVE, *_OTHERS = FILES = tuple(
+    LIBRARY.attribute(home, path, evidence=Evidence(event))
+    for home, path, event in (
+        (_ASYNC, "AsyncCheckpointer.save", "save"),
+        (_MANAGER, "CheckpointManager.save", "save"),
+        (_MANAGER, "CheckpointManager.wait_until_finished", "save"),
+        (f"{_CHECKPOINTERS}.checkpointer", "Checkpointer.save", "save"),
+        (_ASYNC, "AsyncCheckpointer.wait_until_finished", "save"),
+        (_MANAGER, "CheckpointManager.restore", "restore"),
+        (f"{_CHECKPOINTERS}.checkpointer", "Checkpointer.restore", "restore"),
+        (_V1, "Checkpointer.load", "restore"),
+        (_V1, "Checkpointer.load_checkpointables", "restore"),
+    )
 )
 
 
@@ -39,6 +40,5 @@ def listen(sink: Sink, stack: ExitStack) -> None:
         sink.clock.metadata["saves"] = "background"
         return original(*args, **kwargs)
 
-    listen_to_calls(sink, "save", SAVES, stack)
-    listen_to_calls(sink, "restore", RESTORES, stack)
+    listen_to_calls(sink, FILES, stack)
     stack.enter_context(ASYNC_SAVE.listening(around(save)))

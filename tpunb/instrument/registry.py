@@ -23,7 +23,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from operator import attrgetter
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from tpunb.text import format_error
@@ -47,6 +47,14 @@ class Priority(IntEnum):
 # -- libraries and their attributes ------------------------------------------------------------------------------------
 
 
+class Evidence(NamedTuple):
+    """The event that a call of an attribute is, for hooks, and for those who see the call in a stack."""
+
+    event: str  # of ``tpunb.schema.RUN_EVENT_KINDS``
+    function: str = ""  # end of module and qualified name in stacks, if that is not the path
+    data: str = ""  # kind of the data that a fetch is from
+
+
 @dataclass(frozen=True)
 class Library:
     """A library of the program: its package, and the versions that the attributes were tried with, first and last."""
@@ -62,10 +70,16 @@ class Library:
         return loaded(name or self.name)
 
     def attribute(
-        self, module: str, path: str, *takes: str, optional: bool = False, subclasses: bool = False
+        self,
+        module: str,
+        path: str,
+        *takes: str,
+        optional: bool = False,
+        subclasses: bool = False,
+        evidence: Evidence | None = None,
     ) -> Attribute:
         """Return an attribute of this library: see `Attribute`."""
-        self.attributes.append(attribute := Attribute(self, module, path, takes, optional, subclasses))
+        self.attributes.append(attribute := Attribute(self, module, path, takes, optional, subclasses, evidence))
         return attribute
 
     @property
@@ -102,7 +116,8 @@ class Attribute:
     """An attribute of a library: module, and path in it, such as ``"DataLoader.__iter__"``.
 
     `takes` are parameters that hooks read or hand in: without them, the attribute is not wrapped. An `optional` one
-    is not in all versions that were tried. With `subclasses`, it is wrapped in each that has its own.
+    is not in all versions that were tried. With `subclasses`, it is wrapped in each that has its own. Its `evidence` is
+    what a call of it is, if that is an event.
     """
 
     library: Library
@@ -111,6 +126,7 @@ class Attribute:
     takes: tuple[str, ...] = ()
     optional: bool = False
     subclasses: bool = False
+    evidence: Evidence | None = None
 
     def __str__(self) -> str:
         return f"{self.home}.{self.path}"

@@ -18,7 +18,7 @@ from uuid import uuid4
 from tpunb.instrument.hooks import fetching, listen_to_annotations, listen_to_calls
 from tpunb.instrument.keras import STEP_FUNCTION
 from tpunb.instrument.profiler_sessions import Sessions
-from tpunb.instrument.registry import Library, Priority, around, loaded
+from tpunb.instrument.registry import Evidence, Library, Priority, around, loaded
 from tpunb.instrument.sink import END_OF_DATA, NEW_FUNCTION, Sink, What
 from tpunb.signals import DATA_END, Spent
 
@@ -27,7 +27,9 @@ LIBRARY = Library("tensorflow", "tensorflow", ("2.18", "2.21"))
 # -- functions ---------------------------------------------------------------------------------------------------------
 
 FUNCTION_CALL = LIBRARY.attribute(
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function", "Function.__call__"
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function",
+    "Function.__call__",
+    evidence=Evidence("call"),
 )
 
 
@@ -55,8 +57,10 @@ def _calls(sink: Sink, stack: ExitStack) -> None:
 
 # -- batches -----------------------------------------------------------------------------------------------------------
 
-ITERATOR_NEXT = LIBRARY.attribute("tensorflow.python.data.ops.iterator_ops", "OwnedIterator.__next__")
-NUMPY_NEXT = LIBRARY.attribute("tensorflow.python.data.ops.dataset_ops", "NumpyIterator.__next__")
+ITERATOR_NEXT, NUMPY_NEXT = (
+    LIBRARY.attribute(f"tensorflow.python.data.ops.{home}", path, evidence=Evidence("fetch", data="tf.data"))
+    for home, path in (("iterator_ops", "OwnedIterator.__next__"), ("dataset_ops", "NumpyIterator.__next__"))
+)
 
 
 class _End:
@@ -90,7 +94,7 @@ def _ending(sink: Sink, original: Callable[..., Any]) -> Callable[..., Any]:
 def _batches(sink: Sink, stack: ExitStack) -> None:
     """Record batches, and the time of an iterator's end."""
     for method in (ITERATOR_NEXT, NUMPY_NEXT):
-        method.listen(fetching(sink, "tensorflow", "tf.data"), Priority.CAPTURE, stack)
+        method.listen(fetching(sink, method), Priority.CAPTURE, stack)
     ITERATOR_NEXT.listen(partial(_ending, sink), Priority.CAPTURE, stack)
 
 
@@ -112,8 +116,9 @@ CREATE_FUNCTION = LIBRARY.attribute(
     "tensorflow.python.eager.polymorphic_function.tracing_compilation",
     "_create_concrete_function",
     *("function_type", "type_context", "func_graph", "tracing_options"),
+    evidence=Evidence("trace"),
 )
-GRADIENT = LIBRARY.attribute("tensorflow.python.eager.backprop", "GradientTape.gradient")
+GRADIENT = LIBRARY.attribute("tensorflow.python.eager.backprop", "GradientTape.gradient", evidence=Evidence("gradient"))
 _MOST_FUNCTIONS = 32  # of one name, that are known apart as they are traced again
 
 
@@ -188,17 +193,15 @@ def _argument(kind: Any) -> str:
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
-CHECKPOINT_WRITE, CHECKPOINT_READ = (
-    LIBRARY.attribute("tensorflow.python.checkpoint.checkpoint", f"Checkpoint.{name}") for name in ("write", "read")
-)
-SAVES = (
-    CHECKPOINT_WRITE,
-    LIBRARY.attribute("tensorflow.python.checkpoint.checkpoint", "Checkpoint.save"),
-    LIBRARY.attribute("tensorflow.python.checkpoint.checkpoint_management", "CheckpointManager.save"),
-)
-RESTORES = (
-    CHECKPOINT_READ,
-    LIBRARY.attribute("tensorflow.python.checkpoint.checkpoint", "Checkpoint.restore"),
+CHECKPOINT_WRITE, CHECKPOINT_READ, *_OTHERS = FILES = tuple(
+    LIBRARY.attribute(f"tensorflow.python.checkpoint.{home}", path, evidence=Evidence(event))
+    for home, path, event in (
+        ("checkpoint", "Checkpoint.write", "save"),
+        ("checkpoint", "Checkpoint.read", "restore"),
+        ("checkpoint", "Checkpoint.save", "save"),
+        ("checkpoint_management", "CheckpointManager.save", "save"),
+        ("checkpoint", "Checkpoint.restore", "restore"),
+    )
 )
 
 # -- the first sign of a training --------------------------------------------------------------------------------------
@@ -315,5 +318,4 @@ def python_function(token: str) -> Any:
 def listen(sink: Sink, stack: ExitStack) -> None:
     """Listen to it until the stack is closed."""
     LIBRARY.on_import(stack, *(partial(part, sink) for part in (_calls, _batches, _annotations, _traces)))
-    listen_to_calls(sink, "save", SAVES, stack)
-    listen_to_calls(sink, "restore", RESTORES, stack)
+    listen_to_calls(sink, FILES, stack)

@@ -17,7 +17,7 @@ from typing import Any
 
 from tpunb.instrument.hooks import fetching, listen_to_calls
 from tpunb.instrument.profiler_sessions import Sessions
-from tpunb.instrument.registry import Library, Priority, around, loaded, watching
+from tpunb.instrument.registry import Evidence, Library, Priority, around, loaded, watching
 from tpunb.instrument.sink import Clock, Result, Sink, What
 from tpunb.signals import WORKERS_START
 
@@ -26,7 +26,15 @@ LIBRARY = Library("torch", "torch", ("2.7", "2.13"))
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 LOADER_ITER = LIBRARY.attribute("torch.utils.data.dataloader", "DataLoader.__iter__")
-LOADER_NEXT = LIBRARY.attribute("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__")
+LOADER_NEXT, *_READS = (
+    LIBRARY.attribute(home, path, evidence=Evidence("fetch", data=data))
+    for home, path, data in (
+        ("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", "DataLoader"),
+        ("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter._next_data", "DataLoader with workers"),
+        ("torch.utils.data.dataset", "TensorDataset.__getitem__", "TensorDataset"),
+    )
+)
+"""What returns a batch; then what that calls, by the kind of the data."""
 
 
 def _batches(sink: Sink, stack: ExitStack) -> None:
@@ -48,15 +56,20 @@ def _batches(sink: Sink, stack: ExitStack) -> None:
         with clock.within("data loading", detail, what=What.of("torch", original)):
             return original(self)
 
-    hook = fetching(sink, "torch", "DataLoader", lambda batches: id(getattr(batches, "_dataset", batches)))
+    hook = fetching(sink, LOADER_NEXT, lambda batches: id(getattr(batches, "_dataset", batches)))
     LOADER_NEXT.listen(hook, Priority.CAPTURE, stack)
     LOADER_ITER.listen(around(start), Priority.CAPTURE, stack)
 
 
 # -- gradients, modes and updates --------------------------------------------------------------------------------------
 
-BACKWARD = LIBRARY.attribute("torch", "autograd.backward")
+BACKWARD = LIBRARY.attribute("torch", "autograd.backward", evidence=Evidence("gradient"))
 TRAIN_MODE = LIBRARY.attribute("torch", "nn.Module.train", "mode")
+STEP = LIBRARY.attribute(  # which calls the step of an optimizer, and the hooks of all of them
+    "torch.optim.optimizer",
+    "Optimizer.profile_hook_step",
+    evidence=Evidence("update", "Optimizer.profile_hook_step.<locals>.wrapper"),
+)
 
 
 class _CudaEvent:
@@ -251,13 +264,22 @@ def _compilations(sink: Sink, stack: ExitStack) -> None:
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
-SAVE, LOAD = LIBRARY.attribute("torch", "save"), LIBRARY.attribute("torch", "load")
+SAVE, LOAD = (
+    LIBRARY.attribute("torch", name, evidence=Evidence(event, f"torch.serialization.{name}"))
+    for name, event in (("save", "save"), ("load", "restore"))
+)
 
 # -- groups of processes -----------------------------------------------------------------------------------------------
 
-BEGIN_GROUP = LIBRARY.attribute("torch", "distributed.init_process_group", optional=True)
+BEGIN_GROUP = LIBRARY.attribute(
+    *("torch", "distributed.init_process_group"),
+    optional=True,
+    evidence=Evidence("wait", "distributed_c10d.init_process_group"),
+)
 WAITS = tuple(
-    LIBRARY.attribute("torch", f"distributed.{name}", optional=True)  # builds without it
+    LIBRARY.attribute(  # builds without it
+        "torch", f"distributed.{name}", optional=True, evidence=Evidence("wait", f"distributed_c10d.{name}")
+    )
     for name in (
         *("destroy_process_group", "new_group", "barrier", "monitored_barrier", "Work.wait"),
         *("all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "broadcast_object_list", "all_gather"),
@@ -410,5 +432,4 @@ def listen(sink: Sink, stack: ExitStack) -> None:
     """Listen to it until the stack is closed."""
     LIBRARY.on_import(stack, *(partial(part, sink) for part in (_batches, _updates, _gradients, _annotations, _groups)))
     stack.enter_context(watching(COMPILE.home, partial(_compilations, sink)))
-    listen_to_calls(sink, "save", [SAVE], stack)
-    listen_to_calls(sink, "restore", [LOAD], stack)
+    listen_to_calls(sink, [SAVE, LOAD], stack)

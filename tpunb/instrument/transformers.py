@@ -7,16 +7,22 @@ from contextlib import ExitStack
 from typing import Any
 
 from tpunb.instrument.hooks import listen_to_calls
-from tpunb.instrument.registry import Library
+from tpunb.instrument.registry import Evidence, Library
 from tpunb.instrument.sink import Clock, Sink
 
 LIBRARY = Library("transformers", "transformers", ("5.24.0", "5.24.0"))
 
 SAVES = tuple(
-    LIBRARY.attribute("transformers.trainer", f"Trainer.{name}") for name in ("_save_checkpoint", "save_model")
+    LIBRARY.attribute("transformers.trainer", f"Trainer.{name}", evidence=Evidence("save"))
+    for name in ("_save_checkpoint", "save_model")
 )
-EVALUATES = tuple(LIBRARY.attribute("transformers.trainer", f"Trainer.{name}") for name in ("evaluate", "predict"))
-CALL_EVENT = LIBRARY.attribute("transformers.trainer_callback", "CallbackHandler.call_event", "event")
+EVALUATES = tuple(
+    LIBRARY.attribute("transformers.trainer", f"Trainer.{name}", evidence=Evidence("evaluate"))
+    for name in ("evaluate", "predict")
+)
+CALL_EVENT = LIBRARY.attribute(
+    *("transformers.trainer_callback", "CallbackHandler.call_event", "event"), evidence=Evidence("callback")
+)
 
 # -- trainings that are saved, resumed and tuned -----------------------------------------------------------------------
 
@@ -64,6 +70,5 @@ def listen(sink: Sink, stack: ExitStack) -> None:
 
         return call_event
 
-    listen_to_calls(sink, "save", SAVES, stack)
-    listen_to_calls(sink, "evaluate", EVALUATES, stack)
+    listen_to_calls(sink, (*SAVES, *EVALUATES), stack)
     stack.enter_context(CALL_EVENT.listening(calling))

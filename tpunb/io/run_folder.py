@@ -289,9 +289,9 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     causes = {name: tables[name] for name in ("spans", "load")}
     causes |= {name: pl.concat([tables[name], frame]) for name, frame in placed.items()}
     standing = None
-    if facts.get("state") == "running":
+    if facts.get("state") == "running" or facts.get("observed"):
         standing = stands(facts.get(STANDING), facts.get("group"), placed["samples"], is_now=not end)
-        if standing is None and not folder.url and is_written(Path(folder.path)):
+        if standing is None and facts.get("state") == "running" and not folder.url and is_written(Path(folder.path)):
             standing = is_silent(Path(folder.path, LOCK), facts, tables["ticks"])
     wall = WallClock(span_ps, complete=facts.get("causes") is True and not skipped, **causes)
     read_raw = partial(_events, owner, name, raw, origin_ns, starts, skipped) if raw else None

@@ -137,7 +137,7 @@ def _facts(code: CodeType, instruction: int, names: dict[str, Any]) -> tuple[obj
         file, line, function = origin.loc.filename, origin.loc.lineno, origin.function_name or function
         home, called = home_of(file), (None, _callee(origin.source_code_line.strip()), None, None)
     elif is_user_code(file):
-        callee = _imported(code, instruction) or _callee(_source(file, *lines))
+        callee = _imported(code, instruction) or callee_at(file, lines)
         scope = _scope(code, names, (callee or "").partition(".")[0]) if callee else (None, None)
         called = dis.opname[code.co_code[max(instruction, 0)]], callee, *scope
     module = dict.get(names, "__name__")
@@ -191,8 +191,13 @@ def _origins(file: str) -> dict[int, Any]:
     return {at.lineno: origin for lines in maps for at, origin in lines.items()}
 
 
+def callee_at(file: str, lines: tuple[int | None, ...]) -> str | None:
+    """Return the name of what an instruction calls, by its lines and columns as `dis` has them."""
+    return _callee(_source(file, *lines))
+
+
 def _source(file: str, first: int | None, last: int | None, start: int | None, end: int | None) -> str:
-    lines = [line.encode() for line in _lines(file)[(first or 0) - 1 : last or 0]]
+    lines = [line.encode() for line in source_lines(file)[(first or 0) - 1 : last or 0]]
     if not lines or not first or end is None:  # -X no_debug_ranges
         return ""
     lines[-1] = lines[-1][:end]  # columns are bytes
@@ -201,7 +206,7 @@ def _source(file: str, first: int | None, last: int | None, start: int | None, e
 
 
 @lru_cache(maxsize=64)
-def _lines(file: str) -> Sequence[str]:
+def source_lines(file: str) -> Sequence[str]:
     """Return the lines of a file or cell; `linecache` itself must not change while the program reads it."""
     if len(entry := linecache.cache.get(file, ())) > 2:
         return entry[2]  # type: ignore[misc]

@@ -33,7 +33,7 @@ from tpunb.profiler.stacks import RawFrame, StackTable, outwards, stacks
 
 _SPOTS, _STALLS = 512, 4096  # at most: stacks counted in a stall, stalls between two takes
 
-_WAITING = {module.__file__ for module in (threading, queue, selectors)}
+WAITING = {module.__file__ for module in (threading, queue, selectors)}
 
 
 class Progress(NamedTuple):
@@ -295,7 +295,7 @@ def rows(stalls: Iterable[Stall], host: str, origin_ns: int) -> pl.DataFrame:
 
 def _at_work(frames: Mapping[int, list[FrameType]], thread: int) -> Iterator[list[FrameType]]:
     """Yield the stacks of threads that a thread may wait for: neither the profiler's, nor what waits for others."""
-    busy = {other: stack for other, stack in frames.items() if stack[0].f_code.co_filename not in _WAITING}
+    busy = {other: stack for other, stack in frames.items() if stack[0].f_code.co_filename not in WAITING}
     busy.pop(thread, None)
     if busy:
         skipped = {other.ident for other in threading.enumerate() if other.name.startswith("tpunb-")}
@@ -319,10 +319,10 @@ def _launcher(process: psutil.Process) -> psutil.Process:
 
 
 class ProcessLoad:
-    """The load of this process and its machine; times are by the monotonic clock."""
+    """The load of a process, this one without another, and of its machine; times are by the monotonic clock."""
 
-    def __init__(self) -> None:
-        self._process = psutil.Process()
+    def __init__(self, process: psutil.Process | None = None) -> None:
+        self._process = process or psutil.Process()
         self._launcher = _launcher(self._process)
         self._processors = psutil.cpu_count() or 1
         self._children: dict[int, psutil.Process] = {}  # that the last sample saw, such as workers

@@ -213,10 +213,10 @@ def _place(clock: StepClock) -> tuple[Any, ...] | None:
 
 
 class Children:
-    """The child processes of this process, and how those ended that did."""
+    """The child processes of a process, this one without another, and how those ended that did."""
 
-    def __init__(self) -> None:
-        self._process = psutil.Process()
+    def __init__(self, process: psutil.Process | None = None) -> None:
+        self._process = process or psutil.Process()
         self._running: dict[int, tuple[psutil.Process, str]] = {}
         self._ended: dict[int, str] = {}
 

@@ -39,7 +39,7 @@ Annotate = Callable[[str, int], AbstractContextManager[Any] | None]
 S = TypeVar("S")
 T = TypeVar("T")
 
-_ACCOUNTS = {
+ACCOUNT_OF = {
     "save": "checkpoint save",
     "restore": "checkpoint restore",
     "evaluate": "evaluation",
@@ -436,7 +436,7 @@ class StepClock:
     @contextmanager
     def during(self, event: str, what: What, reason: str | None = None) -> Iterator[None]:
         """Record the block as an event: of calls of a kind within each other, the outer is what the program does."""
-        account = _ACCOUNTS[event]
+        account = ACCOUNT_OF[event]
         if not self.trains_here or self.is_in(account):
             yield
             return
@@ -450,7 +450,7 @@ class StepClock:
 
     def past(self, event: str, what: What, start_ns: int, end_ns: int, reason: str | None = None) -> None:
         """Record an event that has ended."""
-        account = _ACCOUNTS[event]
+        account = ACCOUNT_OF[event]
         if end_ns - start_ns < LIMITS.shortest_span_ns and account not in _WHOLE:  # as most garbage collections
             return
         detail = what.name

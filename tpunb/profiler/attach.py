@@ -1,0 +1,547 @@
+"""Observe a training that was started without a capture, from outside: by its stacks, as py-spy reads them.
+
+A stack that holds a function of a library which a capture listens to is evidence of the event that its hook would have
+recorded: looks in a row at one call are one event, with begin and end at the resolution of the looks. What takes less
+time may be missed, so that steps cannot be counted: the observation is one step of the rule "whole".
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import lru_cache
+from inspect import CO_GENERATOR
+from itertools import takewhile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import CodeType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+from warnings import catch_warnings
+
+import polars as pl
+import psutil
+
+from tpunb import schema
+from tpunb.errors import TpunbError
+from tpunb.instrument import LIBRARIES
+from tpunb.instrument.registry import Attribute, Library
+from tpunb.io import py_spy, run_folder
+from tpunb.io.py_spy import Place, Stretch, Thread
+from tpunb.io.run_writer import RunWriter
+from tpunb.profiler.child_capture import FRAMEWORKS
+from tpunb.profiler.limits import LIMITS
+from tpunb.profiler.stacks import RawFrame, StackTable, callee_at, source_lines
+from tpunb.profiler.stall_sampler import WAITING, ProcessLoad
+from tpunb.profiler.standing import Children
+from tpunb.profiler.step_clock import ACCOUNT_OF
+from tpunb.step_stats.sample_places import is_evaluation
+from tpunb.text import cut, plain, short_time
+from tpunb.training.program import is_user_code
+
+_STARTUP = ("trace", "compile")  # which follow each other: the work of one line is one event
+_TRAINS = ("update", "gradient", "call")  # events in the loop of a training
+_MAIN = "MainThread"
+_INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
+_EXTENSIONS = re.compile(r"(.+)[\\/]lib-dynload[\\/]")  # in the folder of the standard library
+
+
+class Observation(NamedTuple):
+    """What was seen of a process: its threads, and its load by second."""
+
+    threads: list[Thread]
+    load: pl.DataFrame
+    started_ns: int  # of the first look, since the epoch
+    ended: bool  # whether the process has, too
+    loaded: frozenset[str]  # files that it has loaded
+
+
+class Call(NamedTuple):
+    """A call that stacks show, in microseconds since the first look."""
+
+    event: str
+    detail: str
+    start: int
+    end: int
+    outer: tuple[Place, ...]  # the frames that called it, outermost first; of what is compiled with the call of that
+
+    def is_in(self, stretch: Stretch) -> bool:
+        """Return whether a stack is within the call of what is compiled."""
+        *outer, call = self.outer or (Place("", 1, ""),)
+        frames = stretch.frames[: len(outer) + 1]
+        return call.line == 0 and [each._replace(line=0) for each in frames[-1:]] == [call] and [*frames[:-1]] == outer
+
+
+def attach(process: int, seconds: float, where: str | os.PathLike[str]) -> Path | str:
+    """Observe a Python process of this machine for a while, and write what is seen as a run; return its path.
+
+    Nothing runs in the process, and nothing stays there; it is stopped for a moment at each look. It may end meanwhile.
+
+    Parameters
+    ----------
+    process
+        Its number.
+    seconds
+        How long; an interrupt ends it before.
+    where
+        Folder or URL of the run; an earlier run there is renamed.
+
+    Raises
+    ------
+    MissingExtra
+        Without py-spy.
+    TpunbError
+        If the process is not there, is of another user, or is not of Python, or its memory may not be read.
+    """
+    py_spy.program()
+    observed = _checked(process)
+    writer = RunWriter(where)
+    seen = _observed(observed, seconds)
+    if not any(thread.stretches for thread in seen.threads):
+        raise TpunbError(f"process {process} ended before it was seen twice", hint="attach to one that runs longer")
+    writer.open()
+    try:
+        write(writer, seen, process)
+    finally:
+        writer.close()
+    return writer.source
+
+
+def _checked(process: int) -> psutil.Process:
+    """Return a process of this user."""
+    listed = "ps -ef | grep python lists processes"
+    try:
+        found = psutil.Process(process)
+        if hasattr(os, "geteuid") and os.geteuid() not in (0, found.uids().effective):
+            raise TpunbError(f"process {process} is of the user {plain(found.username())}", hint="attach as that user")
+        if found.status() == psutil.STATUS_ZOMBIE:
+            raise psutil.NoSuchProcess(process)
+    except (psutil.NoSuchProcess, ValueError, OverflowError):
+        raise TpunbError(f"there is no process {process} on this machine", hint=listed) from None
+    return found
+
+
+def _observed(process: psutil.Process, seconds: float) -> Observation:
+    """Return what is seen of a process, until that time is over, it ends, or an interrupt comes."""
+    load, loaded = ProcessLoad(process), frozenset[str]()
+    rate = round(1e9 / LIMITS.stall_idle_ns)
+    with TemporaryDirectory(prefix="tpunb-attach-") as folder:
+        file = Path(folder, "stacks.json")
+        command = py_spy.recording(process.pid, math.ceil(seconds), rate, file)
+        # of a session of its own, so that an interrupt at the terminal arrives here alone
+        looks = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            while looks.poll() is None:
+                load.sample(time.monotonic_ns())
+                if not loaded:
+                    with suppress(psutil.Error, OSError, AttributeError):  # macOS does not list them
+                        loaded = frozenset(each.path for each in process.memory_maps())
+                with suppress(subprocess.TimeoutExpired):
+                    looks.wait(LIMITS.poll_s)
+        except KeyboardInterrupt:
+            looks.send_signal(signal.SIGINT)
+        finally:
+            if looks.poll() is None and not file.exists():
+                looks.send_signal(signal.SIGINT)
+            output = looks.communicate()[0].decode(errors="replace")
+        end_ns, now_ns = time.monotonic_ns(), time.time_ns()
+        if not file.is_file():
+            raise py_spy.failure(process.pid, output)
+        threads = py_spy.read(file.read_bytes())
+    span_ns = 1000 * max((thread.stretches[-1].end for thread in threads if thread.stretches), default=0)
+    of_load = load.take(socket.gethostname(), end_ns - span_ns).filter(pl.col("start_ps") >= 0)
+    return Observation(threads, of_load, now_ns - span_ns, not process.is_running(), loaded)
+
+
+# -- evidence ----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=65_536)
+def _attribute(file: str, function: str) -> Attribute | None:
+    """Return the attribute of a library that a function of a file is, if a call of it is an event."""
+    if (module := _module(file)) is None:
+        return None
+    name = f"{module}.{function}"
+    library: Library
+    for library in (each.LIBRARY for each in LIBRARIES if module.partition(".")[0] == each.LIBRARY.name):
+        for attribute in library.attributes:
+            if (evidence := attribute.evidence) and name.endswith(evidence.function or f".{attribute.path}"):
+                return attribute
+    return None
+
+
+def _module(file: str, folders: Iterable[str] = ()) -> str | None:
+    """Return the name of a module that is installed, or in one of these folders."""
+    inside = _INSTALLED.split(file)[1:] or [file[len(folder) + 1 :] for folder in folders if file.startswith(folder)]
+    return re.sub(r"(?:/__init__)?\.py$", "", inside[-1].replace("\\", "/")).replace("/", ".") if inside else None
+
+
+def calls(stretches: Sequence[Stretch], is_program: Callable[[str], bool]) -> list[Call]:
+    """Return the calls that the stacks of a thread show, in the order of their begins; of a kind the outermost.
+
+    Parameters
+    ----------
+    stretches
+        Stacks of the thread.
+    is_program
+        Whether a file is of the program.
+    """
+    current, found, last = dict[tuple[object, ...], Call](), list[Call](), 0
+    for stretch in stretches:
+        before, current = current, {}
+        for call in _shown(stretch, is_program):
+            current.setdefault((call.event, call.detail, call.outer), call)
+        for key, call in before.items():
+            if last == stretch.start and key in current:
+                current[key] = call._replace(end=stretch.end)
+            elif last == stretch.start and call.event == "trace" and call.is_in(stretch):
+                current[key] = call  # its first run, or what is between two parts of it
+            else:
+                found.append(call)
+        last = stretch.end
+    return sorted([*found, *current.values()], key=lambda call: (call.start, -call.end))
+
+
+def _shown(stretch: Stretch, is_program: Callable[[str], bool]) -> Iterator[Call]:
+    """Yield the calls that one stack shows, of each kind the outermost."""
+    kinds, frames, called = set[str](), stretch.frames, None
+    for depth, frame in enumerate(frames):
+        attribute = _attribute(frame.file, frame.function)
+        if attribute is None or attribute.evidence is None:
+            continue
+        event = attribute.evidence.event
+        kind = "trace" if event in _STARTUP else event
+        if kind in kinds:
+            continue
+        kinds.add(kind)
+        outer, detail = frames[:depth], attribute.path
+        if kind == "call":
+            called = depth
+        elif kind == "callback":
+            hook = attribute.path.rpartition(".")[2]
+            inner = (each.function for each in frames[depth + 1 :] if each.function.endswith(f".{hook}"))
+            detail = next((name for name in inner if name != attribute.path), detail)
+        elif kind == "trace":
+            detail = next((_line(each) for each in reversed(outer) if is_program(each.file)), "the program")
+            outer = outer if called is None else (*frames[:called], frames[called]._replace(line=0))
+        yield Call(kind, detail.rpartition(".<locals>.")[2], stretch.start, stretch.end, outer)
+
+
+def _line(place: Place) -> str:
+    name = re.split(r"[\\/]", place.file)[-1]
+    return cut(plain(f"{name}:{place.line} in {place.function.rpartition('.')[2]}"), LIMITS.longest_name)
+
+
+def _data(stretches: Iterable[Stretch]) -> str | None:
+    """Return the kind of the data that most fetches are from; of one fetch, what it calls last says most."""
+    times = Counter[str]()
+    for start, end, frames in stretches:
+        found = (_attribute(frame.file, frame.function) for frame in reversed(frames))
+        kinds = (each.evidence.data for each in found if each is not None and each.evidence is not None)
+        times.update(dict.fromkeys([*filter(None, kinds)][:1], end - start))
+    return next((kind for kind, _ in times.most_common(1)), None)
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+
+
+class _Frames:
+    """Frames of another process as a `StackTable` takes them: from the sources that it runs, which are not run here."""
+
+    def __init__(self, folders: frozenset[str]) -> None:
+        self.folders = folders  # of its standard library
+        self._sources: dict[str, tuple[list[CodeType], dict[str, Any]]] = {}
+
+    def is_program(self, file: str) -> bool:
+        """Return whether a file is of the program."""
+        return is_user_code(file) and not file.startswith(tuple(self.folders))
+
+    def of(self, frames: Sequence[Place]) -> list[RawFrame]:
+        """Return frames, outermost first, as those of a stack, innermost first."""
+        codes = [self._code(each) for each in frames]
+        inner = [*zip(frames[1:], codes[1:], strict=True), (None, None)]
+        return [
+            RawFrame(code, _instruction(code, frame.line, *within), self._names(frame.file))
+            for frame, code, within in zip(frames, codes, inner, strict=True)
+        ][::-1]
+
+    def _names(self, file: str) -> dict[str, Any]:
+        return self._source(file)[1]
+
+    def _code(self, frame: Place) -> CodeType:
+        """Return the code of a function; without its source a code that has name and line alone."""
+        of_name = [code for code in self._source(frame.file)[0] if frame.function in (code.co_qualname, code.co_name)]
+        at_line = (code for code in of_name if any(line == frame.line for *_, line in code.co_lines()))
+        name = frame.function.rpartition(".")[2]
+        blank = {"co_filename": frame.file, "co_name": name, "co_qualname": frame.function}
+        found = next(at_line, None)
+        return found or _BLANK.replace(**blank, co_firstlineno=max(frame.line, 1))  # type: ignore[arg-type]
+
+    def _source(self, file: str) -> tuple[list[CodeType], dict[str, Any]]:
+        """Return the codes of a file of the program, and what the names of its module are."""
+        if file not in self._sources:
+            module = _module(file, self.folders) or re.split(r"[\\/]", file)[-1].removesuffix(".py")
+            codes, names = list[CodeType](), dict[str, Any](__name__=module)
+            if self.is_program(file) and (lines := source_lines(file)):
+                with suppress(SyntaxError, ValueError, RecursionError, MemoryError), catch_warnings(action="ignore"):
+                    tree = ast.parse("".join(lines))
+                    codes = [*_nested(compile(tree, file, "exec", dont_inherit=True))]
+                    names |= {name: value for node in tree.body for name, value in _defined(node, module)}
+            self._sources[file] = codes, names
+        return self._sources[file]
+
+
+_BLANK = (lambda: None).__code__
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _nested(each)
+
+
+def _defined(node: ast.stmt, module: str) -> Iterator[tuple[str, Any]]:
+    """Yield the names that a statement of a module defines, each with a value that has the module where it is from."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            name = alias.name if alias.asname else alias.name.partition(".")[0]
+            yield alias.asname or name, ModuleType(name)
+    elif isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            yield alias.asname or alias.name, SimpleNamespace(__module__=node.module or module)
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name, SimpleNamespace(__module__=module)
+
+
+def _instruction(code: CodeType, line: int, inner: Place | None, inner_code: CodeType | None) -> int:
+    """Return the instruction of a line that ran, as far as known: what calls the inner frame, or the last call.
+
+    A loop asks an inner generator for its next value. Where nothing is called, Python itself runs.
+    """
+    if code.co_firstlineno == line and code.co_code == _BLANK.co_code:
+        return 2  # the first has no line
+    there = [
+        each for each in dis.get_instructions(code) if each.positions is not None and each.positions.lineno == line
+    ]
+    loops = [each for each in there if each.opname == "FOR_ITER"]
+    if loops and inner_code is not None and inner_code.co_flags & CO_GENERATOR:
+        return loops[0].offset
+    named = [each for each in there if each.opname.startswith(("CALL", "BEFORE_WITH", "IMPORT_NAME"))]
+    if inner is not None and len(named) > 1:
+        name = inner.function.rpartition(".")[2]
+        named = [
+            each
+            for each in named
+            if (callee_at(code.co_filename, tuple(each.positions or ())) or "").rpartition(".")[2] == name
+        ] or named
+    jumps = [] if named else [each for each in there if "JUMP" in each.opname]
+    return next((each.offset for each in (*named[-1:], *jumps, *there)), 0)
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+def write(writer: RunWriter, seen: Observation, process: int) -> None:
+    """Write what was seen of a process as a run.
+
+    Parameters
+    ----------
+    writer
+        Of a folder that is open.
+    seen
+        What was seen.
+    process
+        Number of the process.
+    """
+    folders = {match[1] for file in seen.loaded if (match := _EXTENSIONS.match(file))}
+    frames, table = _Frames(frozenset(folders)), StackTable()
+    thread = max(seen.threads, key=_evidence)
+    found, host = calls(thread.stretches, frames.is_program), socket.gethostname()
+    end = max(each.stretches[-1].end for each in seen.threads if each.stretches)
+    stands = _standing(thread, seen, frames) if (trains := _trains(seen)) else None
+    samples = [*_samples(thread, seen.threads, found, frames, table)]
+    spans = [
+        (host, call.start * _US, (call.end - call.start) * _US, *_account(call))
+        for call in found
+        if call.event in _ACCOUNTS
+    ]
+    if stands is not None:
+        spans.append((host, stands * _US, (end - stands) * _US, schema.STANDING, None))
+        writer.standing(_seen(stands, end, seen, thread, process, frames))
+    rows = [(host, 0, "train", 0, end * _US, None, None, None, "whole", None)] if trains else []
+    stacks = table.unwritten(host)
+    at_home = pl.col("file").str.contains("|".join(map(re.escape, folders)) or "^$") & ~pl.col("file").str.contains(
+        _INSTALLED.pattern
+    )
+    writer.part(
+        0,
+        {
+            "ticks": pl.DataFrame(rows, run_folder.TICKS, orient="row"),
+            "spans": pl.DataFrame(spans, schema.SPANS, orient="row"),
+            "stacks": stacks.with_columns(home=pl.when(at_home).then(pl.lit("python")).otherwise("home")),
+            "stack_samples": pl.DataFrame([(host, *row) for row in samples], schema.STACK_SAMPLES, orient="row"),
+            "load": seen.load.with_columns(host=pl.lit(host)),
+        },
+    )
+    data = _data(thread.stretches)
+    writer.facts(
+        {
+            "name": writer.name,
+            "started": datetime.fromtimestamp(seen.started_ns / 1e9, UTC).isoformat(),
+            "origin_ns": seen.started_ns,
+            "host": host,
+            "process": process,
+            "observed": "from outside",
+            "earlier_run": writer.moved,
+            "metadata": {} if data is None else {"data": data},
+            "not_known": [*_unknown(found)],
+            "causes": True,
+            "steps": None,
+            "span_ps": end * _US,
+            "state": "the process ended" if seen.ended else "finished",
+        }
+    )
+
+
+def _account(call: Call) -> tuple[str, str | None]:
+    """Return the account of a call, and its detail as a capture records it."""
+    if call.event == "trace":
+        return _ACCOUNTS[call.event], f"compiling {call.detail}"
+    return _ACCOUNTS[call.event], None if call.event == "fetch" else call.detail.removeprefix("Model.")
+
+
+def _evidence(thread: Thread) -> tuple[int, bool, int]:
+    """Return for how long the stacks of a thread show a training, whether it is the first, and for how long it ran."""
+    shows = [
+        end - start
+        for start, end, frames in thread.stretches
+        if any(found and found.evidence and found.evidence.event in _TRAINS for found in map(_of_place, frames))
+    ]
+    return sum(shows), thread.name == _MAIN, sum(end - start for start, end, _ in thread.stretches)
+
+
+def _of_place(place: Place) -> Attribute | None:
+    return _attribute(place.file, place.function)
+
+
+def _trains(seen: Observation) -> bool:
+    """Return whether the process has loaded a library that trains."""
+    files = {place.file for thread in seen.threads for stretch in thread.stretches for place in stretch.frames}
+    return any(_LIBRARIES.search(file) for file in (*seen.loaded, *files))
+
+
+def _samples(
+    thread: Thread, threads: Sequence[Thread], found: Sequence[Call], frames: _Frames, table: StackTable
+) -> Iterator[tuple[Any, ...]]:
+    """Yield rows of ``tpunb.schema.STACK_SAMPLES`` but for the host: where the training was, and its loop."""
+    numbers = dict[tuple[Place, ...], int | None]()
+
+    def number(stack: tuple[Place, ...]) -> int | None:
+        if stack not in numbers:
+            numbers[stack] = table.add(frames.of(stack))
+        return numbers[stack]
+
+    loops = dict.fromkeys((call.event, call.outer) for call in found if call.event in _TRAINS)
+    for event, stack in {("mark", _around(thread)): None, **loops}:
+        if stack:
+            yield 0, thread.number, None, False, event, 0, False, number(stack), ()
+    others = [each for each in threads if each is not thread and each.name != _MAIN and each.stretches]
+    begins = [[stretch.start for stretch in each.stretches] for each in others]
+    for stretch in thread.stretches:
+        account = [_ACCOUNTS[call.event] for call in _shown(stretch, frames.is_program) if call.event in _ACCOUNTS]
+        looks = max(1, round(1000 * (stretch.end - stretch.start) / LIMITS.stall_idle_ns))
+        for look in range(looks):
+            at = stretch.start + (stretch.end - stretch.start) * look // looks
+            beside = [
+                each.stretches[last].frames
+                for each, starts in zip(others, begins, strict=True)
+                if (last := bisect_right(starts, at) - 1) >= 0 and at < each.stretches[last].end
+            ]
+            busy = [stack for stack in beside if re.split(r"[\\/]", stack[-1].file)[-1] not in _WAITING]
+            others_at = filter(None, map(number, busy[: LIMITS.most_threads])) if not account else ()
+            state = thread.number, next(reversed(account), None), False, None, 1, False
+            yield at * _US, *state, number(stretch.frames), tuple(others_at)
+
+
+def _around(thread: Thread) -> tuple[Place, ...]:
+    """Return the frames of the functions that did not end meanwhile: those of the loop, unless their names evaluate."""
+    stacks = [stretch.frames for stretch in thread.stretches]
+    same = takewhile(lambda of: len({(each.file, each.function) for each in of}) == 1, zip(*stacks, strict=False))
+    trains = takewhile(lambda of: "train" in of[0].function.lower() or not is_evaluation(of[0].function), same)
+    return tuple(of[0] for of in trains)
+
+
+def _standing(thread: Thread, seen: Observation, frames: _Frames) -> int | None:
+    """Return since when the training has been at one line of the program, while the process hardly worked; or None."""
+    lines = [
+        next((each for each in reversed(stack) if frames.is_program(each.file)), None) for *_, stack in thread.stretches
+    ]
+    of_last = [*takewhile(lambda line: line == lines[-1], reversed(lines))]
+    since = thread.stretches[-len(of_last)].start
+    used = seen.load.filter(pl.col("start_ps") >= since * _US)["cpu"].mean()
+    is_long = thread.stretches[-1].end - since >= LIMITS.standing_s * 1e6
+    idles = isinstance(used, float) and used * (psutil.cpu_count() or 1) < LIMITS.standing_busy
+    return since if is_long and idles and lines[-1] is not None and not seen.ended else None
+
+
+def _seen(since: int, end: int, seen: Observation, thread: Thread, process: int, frames: _Frames) -> dict[str, Any]:
+    """Return what is seen of a standstill, as a capture writes it."""
+    times = (datetime.fromtimestamp(seen.started_ns / 1e9 + at / 1e6, UTC).isoformat() for at in (since, end))
+    children = Children(psutil.Process(process))
+    children.look()
+    return {
+        **dict(zip(("since", "seen"), times, strict=True)),
+        "seconds": round((end - since) / 1e6, 1),
+        "step": None,
+        "threads": [
+            {
+                "name": cut(plain(each.name or "?"), 80),
+                "trains": each is thread,
+                "innermost": "program"
+                if frames.is_program(stack[-1].file)
+                else "library"
+                if _module(stack[-1].file)
+                else "python",
+                "frames": [
+                    cut(plain(f"{place.file}:{place.line} in {place.function}"), LIMITS.longest_name)
+                    for place in stack[: -LIMITS.standing_frames - 1 : -1]
+                ],
+            }
+            for each in sorted(seen.threads, key=lambda each: each is not thread)[: LIMITS.most_threads]
+            for stack in [each.stretches[-1].frames if each.stretches else ()]
+            if stack
+        ],
+        "children": children.described()[: LIMITS.most_threads],
+    }
+
+
+def _unknown(found: Sequence[Call]) -> Iterator[str]:
+    """Yield what is not known without hooks, a line each."""
+    every = short_time(LIMITS.stall_idle_ns * 1000)
+    yield f"how many steps there were and how long each took: stacks were read every {every}"
+    yield "what ran before: the observation began in the midst of the program"
+    events = {call.event for call in found}
+    if "trace" in events:
+        yield "which functions were compiled, and why again"
+    if "mark" in events:
+        yield "waits for input within the compiled steps of fit, which count as productive"
+
+
+_US = 1_000_000  # picoseconds
+_ACCOUNTS = {**ACCOUNT_OF, "fetch": "data loading", "predict": "fit"}
+_WAITING = {re.split(r"[\\/]", str(file))[-1] for file in WAITING}
+_LIBRARIES = re.compile(rf"[\\/](?:{'|'.join(FRAMEWORKS)})(?:lib)?[\\/]")
