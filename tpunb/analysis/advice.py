@@ -265,7 +265,9 @@ def _sentence(cause: Cause, row: dict[str, Any], run_ps: float, run: Goodput | N
             texts["mostly"] = row["mostly"]
         elif run is not None:
             texts["mostly"] = mostly(run, cause.account or "productive")
-            texts["also"] = texts["mostly"].replace(":", ",", 1)
+            is_counted = row.get("save_ps") is not None
+            texts["rate"] = f": {texts['save_ps']} each, once in {texts['save_every_ps']}" if is_counted else ""
+            texts["also"] = texts["mostly"].replace(":", ",", 1) if is_counted else texts["mostly"]
             place = next(_sampled_place(run, cause.account or "productive"), None)
             texts["at"] = f", at {place}" if place and not _is_around(run, place) else ""
         return f"{cause.sentence.format(**texts)}."

@@ -507,7 +507,7 @@ _OF_THE_PROGRAM = (
         no_fault="what it computes changes the training"),
     Cause(
         "T403", "checkpoint save", "checkpoint saves", when=pl.col("unplanned") > 0.01, saves=pl.col("unplanned"),
-        sentence="Saving checkpoints took {took}: {save_ps} each, once in {save_every_ps}{also}",
+        sentence="Saving checkpoints took {took}{rate}{also}",
         remedies=(
             Remedy(
                 "save less often, and wait for a save only before the next one (wait_until_finished)",

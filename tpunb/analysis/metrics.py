@@ -591,7 +591,7 @@ def _in_kernels(steps: Steps, eager: str | None) -> float:
 
 def _saves(steps: Steps) -> int:
     """Return how often the hosts saved: the files of one save follow one another at once, without a step between."""
-    if steps.wall is None:
+    if steps.wall is None or not steps.are_counted:  # short ones may not have been seen
         return 0
     waits = pl.col("detail").str.ends_with("wait_until_finished").fill_null(value=False)
     spans = steps.wall.spans.filter(pl.col("account") == "checkpoint save", ~waits).sort("start_ps")

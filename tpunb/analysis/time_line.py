@@ -18,6 +18,7 @@ from tpunb import schema
 from tpunb.frames.exclusive_time import clock_measures_input, covered, deviates, input_wait, phase_medians, stall_places
 from tpunb.frames.op_matrix import Ints, factorize
 from tpunb.schema import PEERS
+from tpunb.signals import UNSURE
 
 _GC = "garbage collection"  # a reason of step time deviation
 EACH = "first run in each step"  # of what each step traces anew: code of the program may be a part of it
@@ -168,7 +169,8 @@ def _owning_spans(run: HostRun) -> pl.DataFrame:
     evaluations = spans.filter(account="evaluation").select("start_ps", until_ps=pl.col("end_ps").cum_max())
     data = (pl.col("account") == "data loading") | pl.col("detail").str.starts_with(_DATA).fill_null(value=False)
     of_evaluation = data & (pl.col("end_ps") <= pl.col("until_ps").fill_null(run.start_ps))
-    rank = 1 + pl.col("account").is_in(_INNER).cast(pl.Int64) - pl.col("account").is_in(_OUTER).cast(pl.Int64)
+    outer = pl.col("account").is_in(_OUTER) & pl.col("detail").ne_missing(UNSURE)
+    rank = 1 + pl.col("account").is_in(_INNER).cast(pl.Int64) - outer.cast(pl.Int64)
     spans = spans.join_asof(evaluations, on="start_ps").with_columns(rank=rank)
     spans = spans.with_columns(account=pl.when(of_evaluation).then(pl.lit("evaluation")).otherwise("account"))
     return spans.sort("rank", "start_ps", "end_ps", descending=[False, False, True])

@@ -30,11 +30,13 @@ from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 from warnings import catch_warnings
 
+import numpy as np
 import polars as pl
 import psutil
 
 from tpunb import schema
 from tpunb.errors import TpunbError
+from tpunb.frames.exclusive_time import covered
 from tpunb.instrument import LIBRARIES
 from tpunb.instrument.registry import Attribute, Library
 from tpunb.io import py_spy, run_folder
@@ -46,12 +48,14 @@ from tpunb.profiler.stacks import RawFrame, StackTable, callee_at, source_lines
 from tpunb.profiler.stall_sampler import WAITING, ProcessLoad
 from tpunb.profiler.standing import Children
 from tpunb.profiler.step_clock import ACCOUNT_OF
+from tpunb.signals import UNSURE
 from tpunb.step_stats.sample_places import is_evaluation
 from tpunb.text import cut, plain, short_time
 from tpunb.training.program import is_user_code
 
 _STARTUP = ("trace", "compile")  # which follow each other: the work of one line is one event
-_TRAINS = ("update", "gradient", "call")  # events in the loop of a training
+_LEARNS = ("update", "gradient")  # events in the loop of a training
+_TRAINS = (*_LEARNS, "call")  # and in the thread that trains
 _MAIN = "MainThread"
 _INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 _EXTENSIONS = re.compile(r"(.+)[\\/]lib-dynload[\\/]")  # in the folder of the standard library
@@ -379,6 +383,8 @@ def write(writer: RunWriter, seen: Observation, process: int) -> None:
         for call in found
         if call.event in _ACCOUNTS
     ]
+    unsure = _unsure(thread, seen.threads, frames)
+    spans += [(host, start * _US, (end - start) * _US, "other", UNSURE) for start, end in unsure]
     if stands is not None:
         spans.append((host, stands * _US, (end - stands) * _US, schema.STANDING, None))
         writer.standing(_seen(stands, end, seen, thread, process, frames))
@@ -455,10 +461,10 @@ def _samples(
             numbers[stack] = table.add(frames.of(stack))
         return numbers[stack]
 
-    loops = dict.fromkeys((call.event, call.outer) for call in found if call.event in _TRAINS)
-    for event, stack in {("mark", _around(thread)): None, **loops}:
+    loops = (call.outer for call in found if call.event in _LEARNS)
+    for stack in dict.fromkeys([_around(thread), *loops]):  # as at a mark: that its launch is at a line is not known
         if stack:
-            yield 0, thread.number, None, False, event, 0, False, number(stack), ()
+            yield 0, thread.number, None, False, "mark", 0, False, number(stack), ()
     others = [each for each in threads if each is not thread and each.name != _MAIN and each.stretches]
     begins = [[stretch.start for stretch in each.stretches] for each in others]
     for stretch in thread.stretches:
@@ -483,6 +489,36 @@ def _around(thread: Thread) -> tuple[Place, ...]:
     same = takewhile(lambda of: len({(each.file, each.function) for each in of}) == 1, zip(*stacks, strict=False))
     trains = takewhile(lambda of: "train" in of[0].function.lower() or not is_evaluation(of[0].function), same)
     return tuple(of[0] for of in trains)
+
+
+def _unsure(thread: Thread, threads: Sequence[Thread], frames: _Frames) -> list[tuple[int, int]]:
+    """Return when the training was in a compiled function while threads of libraries ran code of the program.
+
+    It may have computed, or waited for them, such as for a generator of batches: stacks do not show which.
+    """
+    called = [each for each in thread.stretches if _is_called(each, frames)]
+    others = [
+        each
+        for other in threads
+        if other is not thread
+        for each in other.stretches
+        if not each.frames[0].function.startswith("Thread._bootstrap")
+        and any(frames.is_program(place.file) for place in each.frames)
+    ]
+    edges = pl.Series(sorted({at for each in (*called, *others) for at in each[:2]}), dtype=pl.Int64)
+    begins, ends = (edges.to_numpy()[part] for part in (slice(None, -1), slice(1, None)))
+    both = np.minimum(*(covered(_bounds(of), begins, ends) for of in (called, others))) > 0
+    return [*zip(begins[both].tolist(), ends[both].tolist(), strict=True)]
+
+
+def _is_called(stretch: Stretch, frames: _Frames) -> bool:
+    """Return whether the innermost call that a stack shows is one of a compiled function, in which no program runs."""
+    shown = [*_shown(stretch, frames.is_program)]
+    return bool(shown) and shown[-1].event == "call" and not frames.is_program(stretch.frames[-1].file)
+
+
+def _bounds(stretches: Iterable[Stretch]) -> pl.DataFrame:
+    return pl.DataFrame([each[:2] for each in stretches], {"start_ps": pl.Int64, "end_ps": pl.Int64}, orient="row")
 
 
 def _standing(thread: Thread, seen: Observation, frames: _Frames) -> int | None:
@@ -538,7 +574,7 @@ def _unknown(found: Sequence[Call]) -> Iterator[str]:
     if "trace" in events:
         yield "which functions were compiled, and why again"
     if "mark" in events:
-        yield "waits for input within the compiled steps of fit, which count as productive"
+        yield "waits for input within compiled steps: they count as productive, beside code of other threads as other"
 
 
 _US = 1_000_000  # picoseconds
