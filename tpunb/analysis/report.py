@@ -403,9 +403,9 @@ def _json(content: Any) -> str:
 
 
 def _unrecorded(source: Path | str, profile: Profile | None) -> Iterator[dict[str, str]]:
-    hooked = profile is None or profile.stored is None or profile.stored.are_counted
     for line in () if profile is None else profile.misfits:
-        yield _missing(line, "a release of tpunb that knows it: pip install -U tpunb" if hooked else "tpunb run")
+        what, _, shown_by = line.partition("\t")
+        yield _missing(what, shown_by or "a release of tpunb that knows it: pip install -U tpunb")
     if isinstance(source, Path) and is_written(source):
         yield _missing("the rest of the run: it is still being written", "report again when it has ended")
 

@@ -64,7 +64,8 @@ class Profile:
     notes
         What readers of the files left out or changed, each with its count, and jumps of the clock in a run.
     misfits
-        Attributes that the program's versions of libraries lack, a line each: what these show was not recorded.
+        Attributes that the program's versions of libraries lack, a line each: what these show was not recorded; or
+        what else was not, each with a tab and what shows it.
     state
         "running", "finished", "cut" if the process was killed, or how the run ended otherwise; of other profiles None.
     standing

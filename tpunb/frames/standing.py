@@ -31,6 +31,8 @@ class Standing(NamedTuple):
         Number of the process in its job; None if it is of none.
     waits
         Whether the thread that trains is in a library that may wait there for other ranks.
+    is_counted
+        Whether steps are counted; if not, it may have stood still before.
     """
 
     since: datetime
@@ -41,6 +43,7 @@ class Standing(NamedTuple):
     is_now: bool
     rank: int | None = None
     waits: bool = False
+    is_counted: bool = True
 
     def __str__(self) -> str:
         """Return it in one sentence.
@@ -50,6 +53,9 @@ class Standing(NamedTuple):
         'stands still since 12:03:07 (step 600): hang.py:7 in batch ← queue.get; worker 2: ended with signal 9'
         """
         step = "before the first step" if self.step is None else f"step {self.step:,}"
+        if not self.is_counted:
+            begin = f"stands still at least since {self.since:%H:%M:%S}"
+            return "; ".join([begin + (f": {self.place}" if self.place else ""), *self.ended])
         how = "stands still" if self.is_now else f"stood still for {duration(self.seconds * 1e12)} until it was killed,"
         begin = f"{how} since {self.since:%H:%M:%S} ({step})"
         return "; ".join([begin + (f": {self.place}" if self.place else ""), *self.ended])

@@ -9,15 +9,24 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tpunb.errors import BadProfile, MissingExtra, TpunbError
+from tpunb.step_stats.sample_places import CELL, is_program
 from tpunb.text import cut, plain
 
 _THREAD = re.compile(r"thread \(\w+\)(?:: (.*))?", re.DOTALL)
 _ANSWERS_S = 10.0  # of `dump`: it takes 0.1 to 1 s, to read the symbols of large libraries
+_STARTS = (
+    "BaseProcess._bootstrap"  # begins what a process of `multiprocessing` does; the frames around are its parent's
+)
+_OURS = re.compile(
+    r"[\\/][Ll]ib[\\/](?:python\d[.\d]*[\\/])?|[\\/]tpunb[\\/](?:profiler|instrument)[\\/]"
+)  # of Python, and of captures
+_LONGEST = 120  # characters of a line
 _HINTS = (
     (r"(?i)permission", "run it with sudo; in a container, start that with --cap-add SYS_PTRACE"),
     (r"(?i)python version|interpreter", "give the number of the Python process itself: ps -ef | grep python"),
@@ -104,28 +113,25 @@ def read(trace: bytes) -> list[Thread]:
     return [*threads.values()]
 
 
-def dump(process: int) -> Mapping[str, Sequence[Place]]:
-    """Return the stacks of a process now, innermost frame first, by the name of the thread: that of Python first.
+def line(process: object) -> str | None:
+    """Return the innermost line of the program of a process of this machine now; None if that is not known.
 
-    Raises
-    ------
-    MissingExtra
-        Without py-spy.
-    TpunbError
-        If it cannot look at the process.
+    It is of the thread that holds the interpreter lock, else of the main thread; in a process that another started, of
+    what it does itself.
     """
-    command = [program(), "dump", "--pid", str(process), "--json", "--full-filenames"]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_ANSWERS_S, check=False)
-        threads: list[dict[str, Any]] = json.loads(done.stdout) if done.returncode == 0 else []
-        stacks = {
-            str(thread["thread_name"] or number): [
-                Place(str(frame["filename"]), int(frame["line"]), str(frame["name"])) for frame in thread["frames"]
-            ]
-            for number, thread in enumerate(threads)
-        }
-    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError) as error:
-        raise TpunbError(f"py-spy does not answer on process {process}: {type(error).__name__}") from error
-    if not stacks:
-        raise failure(process, done.stderr.decode(errors="replace"))
-    return dict(sorted(stacks.items(), key=lambda each: each[0] != "MainThread"))
+    with suppress(OSError, TpunbError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        command = [program(), "dump", "--pid", str(int(process)), "--json", "--full-filenames"]  # type: ignore[call-overload]
+        done = subprocess.run(command, capture_output=True, timeout=_ANSWERS_S, check=True)
+        threads: list[dict[str, Any]] = json.loads(done.stdout)
+        first = min(threads, key=lambda each: (not each["owns_gil"], each["thread_name"] != "MainThread"))
+        frames = takewhile(lambda each: each["name"] != _STARTS, first["frames"])
+        places = [Place(str(each["filename"]), int(each["line"]), str(each["name"])) for each in frames]
+        found = next((each for each in places if is_program(each.file, None) and not _OURS.search(each.file)), None)
+        return None if found is None else text_of(found)
+    return None
+
+
+def text_of(place: Place) -> str:
+    """Return a line for people, such as "train.py:12 in step"."""
+    name = "cell" if CELL.search(place.file) else re.split(r"[\\/]", place.file)[-1]
+    return cut(plain(f"{name}:{place.line} in {place.function.rpartition('.')[2]}"), _LONGEST)

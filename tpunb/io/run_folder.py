@@ -290,7 +290,8 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     causes |= {name: pl.concat([tables[name], frame]) for name, frame in placed.items()}
     standing = None
     if facts.get("state") == "running" or facts.get("observed"):
-        standing = stands(facts.get(STANDING), facts.get("group"), placed["samples"], is_now=not end)
+        host = None if facts.get("observed") else facts.get("host")  # else its processes may be others by now
+        standing = stands(facts.get(STANDING), facts.get("group"), placed["samples"], is_now=not end, host=host)
         if standing is None and facts.get("state") == "running" and not folder.url and is_written(Path(folder.path)):
             standing = is_silent(Path(folder.path, LOCK), facts, tables["ticks"])
     wall = WallClock(span_ps, complete=facts.get("causes") is True and not skipped, **causes)

@@ -15,22 +15,28 @@ import polars as pl
 import psutil
 
 from tpunb.frames.standing import Standing
+from tpunb.io import py_spy
 from tpunb.text import cut, plain
 
 SILENT_S, SILENT_STEPS = 15.0, 10
 """Time, and usual steps, after which a process that shows each second that it is at work gives no sign of it."""
 
 _LONGEST = 160  # characters of a text
+_CHILDREN = 16  # that are asked for, which takes 0.1 s each, or more
 
 
-def stands(seen: object, group: object, samples: pl.DataFrame, *, is_now: bool) -> Standing | None:
-    """Return what ``standing.json`` holds; None if the training continues, or it is of another version."""
+def stands(seen: object, group: object, samples: pl.DataFrame, *, is_now: bool, host: object = None) -> Standing | None:
+    """Return what ``standing.json`` holds; None if the training continues, or it is of another version.
+
+    With the `host` on which it stands still now, if that is this machine, also where its child processes are.
+    """
     if not isinstance(seen, dict):
         return None
     try:
         since, seconds, last = datetime.fromisoformat(seen["since"]).astimezone(), float(seen["seconds"]), seen["step"]
-        ended = [each for each in seen["children"] if each["state"].startswith("ended")]
-        children = tuple(_text(f"{each['name']} ({each['process']}): {each['state']}") for each in ended)
+        is_here = is_now and host == socket.gethostname()
+        found = ((each, _state_of_child(each, is_here=is_here)) for each in seen["children"][:_CHILDREN])
+        children = tuple(_text(f"{each['name']} ({each['process']}): {state}") for each, state in found if state)
         training: Mapping[str, Any] = next((each for each in seen["threads"] if each["trains"]), {"frames": []})
         sampled = samples.sort("start_ps")["place"].drop_nulls()[-1:].to_list()
         line = next(iter(sampled or training["frames"]), None)  # without samples the innermost call
@@ -44,9 +50,17 @@ def stands(seen: object, group: object, samples: pl.DataFrame, *, is_now: bool) 
             is_now,
             rank if isinstance(rank, int) else None,
             waits=training.get("innermost") == "library",
+            is_counted=seen.get("counted", True) is True,
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
+
+
+def _state_of_child(child: Mapping[str, Any], *, is_here: bool) -> str | None:
+    """Return how a child has ended, or the line of the program that it is at; None if neither is known."""
+    if child["state"].startswith("ended"):
+        return str(child["state"])
+    return None if not is_here or (line := py_spy.line(child["process"])) is None else f"at {line}"
 
 
 def is_silent(lock: Path, facts: Mapping[str, Any], ticks: pl.DataFrame) -> Standing | None:
@@ -69,6 +83,8 @@ def _why_silent(process: object, host: object) -> str:
                 return f"its process {process} is stopped, as by SIGSTOP: kill -CONT {process}"
             if state == psutil.STATUS_DISK_SLEEP:
                 return f"its process {process} waits for a disk or a network file system"
+        if (line := py_spy.line(process)) is not None:
+            return f"{line}, which holds the interpreter lock, or collects garbage"
     return "its process gives no sign: code in C holds the interpreter lock, or the machine does not run"
 
 

@@ -239,14 +239,9 @@ def _shown(stretch: Stretch, is_program: Callable[[str], bool]) -> Iterator[Call
             inner = (each.function for each in frames[depth + 1 :] if each.function.endswith(f".{hook}"))
             detail = next((name for name in inner if name != attribute.path), detail)
         elif kind == "trace":
-            detail = next((_line(each) for each in reversed(outer) if is_program(each.file)), "the program")
+            detail = next((py_spy.text_of(each) for each in reversed(outer) if is_program(each.file)), "the program")
             outer = outer if called is None else (*frames[:called], frames[called]._replace(line=0))
         yield Call(kind, detail.rpartition(".<locals>.")[2], stretch.start, stretch.end, outer)
-
-
-def _line(place: Place) -> str:
-    name = re.split(r"[\\/]", place.file)[-1]
-    return cut(plain(f"{name}:{place.line} in {place.function.rpartition('.')[2]}"), LIMITS.longest_name)
 
 
 def _data(stretches: Iterable[Stretch]) -> str | None:
@@ -414,7 +409,7 @@ def write(writer: RunWriter, seen: Observation, process: int) -> None:
             "observed": "from outside",
             "earlier_run": writer.moved,
             "metadata": {} if data is None else {"data": data},
-            "not_known": [*_unknown(found)],
+            "not_known": [*_unknown(found, trains=trains)],
             "causes": True,
             "steps": None,
             "span_ps": end * _US,
@@ -543,6 +538,7 @@ def _seen(since: int, end: int, seen: Observation, thread: Thread, process: int,
         **dict(zip(("since", "seen"), times, strict=True)),
         "seconds": round((end - since) / 1e6, 1),
         "step": None,
+        "counted": False,
         "threads": [
             {
                 "name": cut(plain(each.name or "?"), 80),
@@ -565,16 +561,20 @@ def _seen(since: int, end: int, seen: Observation, thread: Thread, process: int,
     }
 
 
-def _unknown(found: Sequence[Call]) -> Iterator[str]:
-    """Yield what is not known without hooks, a line each."""
+def _unknown(found: Sequence[Call], *, trains: bool) -> Iterator[str]:
+    """Yield what is not known without hooks, a line each, with what shows it."""
+    shown_by = "\ttpunb run"
+    if not trains:
+        yield f"whether it trains: it has not loaded {', '.join(FRAMEWORKS)}{shown_by}"
+        return
     every = short_time(LIMITS.stall_idle_ns * 1000)
-    yield f"how many steps there were and how long each took: stacks were read every {every}"
-    yield "what ran before: the observation began in the midst of the program"
+    yield f"how many steps there were and how long each took: stacks were read every {every}{shown_by}"
+    yield f"what ran before: the observation began in the midst of the program{shown_by}"
     events = {call.event for call in found}
     if "trace" in events:
-        yield "which functions were compiled, and why again"
+        yield f"which functions were compiled, and why again{shown_by}"
     if "mark" in events:
-        yield "waits for input within compiled steps: they count as productive, beside code of other threads as other"
+        yield f"waits for input within compiled steps: they count as productive, or other{shown_by}"
 
 
 _US = 1_000_000  # picoseconds
