@@ -20,12 +20,8 @@ from tpunb.text import cut, plain
 
 _THREAD = re.compile(r"thread \(\w+\)(?:: (.*))?", re.DOTALL)
 _ANSWERS_S = 10.0  # of `dump`: it takes 0.1 to 1 s, to read the symbols of large libraries
-_STARTS = (
-    "BaseProcess._bootstrap"  # begins what a process of `multiprocessing` does; the frames around are its parent's
-)
-_OURS = re.compile(
-    r"[\\/][Ll]ib[\\/](?:python\d[.\d]*[\\/])?|[\\/]tpunb[\\/](?:profiler|instrument)[\\/]"
-)  # of Python, and of captures
+_STARTS = "BaseProcess._bootstrap"  # of `multiprocessing`: the frames around it are those of the parent
+_LIBRARY = re.compile(r"[\\/](?:lib[\\/]python\d|Lib[\\/]|tpunb[\\/](?:profiler|instrument)[\\/])")
 _LONGEST = 120  # characters of a line
 _HINTS = (
     (r"(?i)permission", "run it with sudo; in a container, start that with --cap-add SYS_PTRACE"),
@@ -126,7 +122,7 @@ def line(process: object) -> str | None:
         first = min(threads, key=lambda each: (not each["owns_gil"], each["thread_name"] != "MainThread"))
         frames = takewhile(lambda each: each["name"] != _STARTS, first["frames"])
         places = [Place(str(each["filename"]), int(each["line"]), str(each["name"])) for each in frames]
-        found = next((each for each in places if is_program(each.file, None) and not _OURS.search(each.file)), None)
+        found = next((each for each in places if is_program(each.file, None) and not _LIBRARY.search(each.file)), None)
         return None if found is None else text_of(found)
     return None
 
