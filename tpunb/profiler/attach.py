@@ -30,13 +30,11 @@ from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 from warnings import catch_warnings
 
-import numpy as np
 import polars as pl
 import psutil
 
 from tpunb import schema
 from tpunb.errors import TpunbError
-from tpunb.frames.exclusive_time import covered
 from tpunb.instrument import LIBRARIES
 from tpunb.instrument.registry import Attribute, Library
 from tpunb.io import py_spy, run_folder
@@ -50,13 +48,14 @@ from tpunb.profiler.standing import Children
 from tpunb.profiler.step_clock import ACCOUNT_OF
 from tpunb.signals import UNSURE
 from tpunb.step_stats.sample_places import is_evaluation
-from tpunb.text import cut, plain, short_time
+from tpunb.text import plain, short_time
 from tpunb.training.program import is_user_code
 
+_WAITS = (None, "data loading")  # accounts in which it may wait for other threads
 _STARTUP = ("trace", "compile")  # which follow each other: the work of one line is one event
 _LEARNS = ("update", "gradient")  # events in the loop of a training
 _TRAINS = (*_LEARNS, "call")  # and in the thread that trains
-_MAIN = "MainThread"
+_MAIN, _STARTED = "MainThread", "Thread._bootstrap"  # name of the one, outermost function of others that Python started
 _INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 _EXTENSIONS = re.compile(r"(.+)[\\/]lib-dynload[\\/]")  # in the folder of the standard library
 
@@ -78,13 +77,12 @@ class Call(NamedTuple):
     detail: str
     start: int
     end: int
-    outer: tuple[Place, ...]  # the frames that called it, outermost first; of what is compiled with the call of that
+    outer: tuple[Place, ...]  # the frames that called it, outermost first; of what is compiled, with the call of that
 
-    def is_in(self, stretch: Stretch) -> bool:
+    def is_in(self, frames: tuple[Place, ...]) -> bool:
         """Return whether a stack is within the call of what is compiled."""
-        *outer, call = self.outer or (Place("", 1, ""),)
-        frames = stretch.frames[: len(outer) + 1]
-        return call.line == 0 and [each._replace(line=0) for each in frames[-1:]] == [call] and [*frames[:-1]] == outer
+        call = tuple(each._replace(line=0) for each in frames[len(self.outer) - 1 : len(self.outer)])
+        return self.event == "trace" and (*frames[: len(self.outer) - 1], *call) == self.outer
 
 
 def attach(process: int, seconds: float, where: str | os.PathLike[str]) -> Path | str:
@@ -211,7 +209,7 @@ def calls(stretches: Sequence[Stretch], is_program: Callable[[str], bool]) -> li
         for key, call in before.items():
             if last == stretch.start and key in current:
                 current[key] = call._replace(end=stretch.end)
-            elif last == stretch.start and call.event == "trace" and call.is_in(stretch):
+            elif last == stretch.start and call.is_in(stretch.frames):
                 current[key] = call  # its first run, or what is between two parts of it
             else:
                 found.append(call)
@@ -273,12 +271,9 @@ class _Frames:
         codes = [self._code(each) for each in frames]
         inner = [*zip(frames[1:], codes[1:], strict=True), (None, None)]
         return [
-            RawFrame(code, _instruction(code, frame.line, *within), self._names(frame.file))
+            RawFrame(code, _instruction(code, frame.line, *within), self._source(frame.file)[1])
             for frame, code, within in zip(frames, codes, inner, strict=True)
         ][::-1]
-
-    def _names(self, file: str) -> dict[str, Any]:
-        return self._source(file)[1]
 
     def _code(self, frame: Place) -> CodeType:
         """Return the code of a function; without its source a code that has name and line alone."""
@@ -315,15 +310,13 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 def _defined(node: ast.stmt, module: str) -> Iterator[tuple[str, Any]]:
     """Yield the names that a statement of a module defines, each with a value that has the module where it is from."""
-    if isinstance(node, ast.Import):
-        for alias in node.names:
-            name = alias.name if alias.asname else alias.name.partition(".")[0]
-            yield alias.asname or name, ModuleType(name)
-    elif isinstance(node, ast.ImportFrom):
-        for alias in node.names:
-            yield alias.asname or alias.name, SimpleNamespace(__module__=node.module or module)
-    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name, SimpleNamespace(__module__=module)
+    for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+        top = alias.name if alias.asname else alias.name.partition(".")[0]
+        is_module = isinstance(node, ast.Import)
+        origin = ModuleType(top) if is_module else SimpleNamespace(__module__=getattr(node, "module", None) or module)
+        yield alias.asname or top, origin
 
 
 def _instruction(code: CodeType, line: int, inner: Place | None, inner_code: CodeType | None) -> int:
@@ -333,22 +326,16 @@ def _instruction(code: CodeType, line: int, inner: Place | None, inner_code: Cod
     """
     if code.co_firstlineno == line and code.co_code == _BLANK.co_code:
         return 2  # the first has no line
-    there = [
-        each for each in dis.get_instructions(code) if each.positions is not None and each.positions.lineno == line
-    ]
-    loops = [each for each in there if each.opname == "FOR_ITER"]
-    if loops and inner_code is not None and inner_code.co_flags & CO_GENERATOR:
-        return loops[0].offset
-    named = [each for each in there if each.opname.startswith(("CALL", "BEFORE_WITH", "IMPORT_NAME"))]
-    if inner is not None and len(named) > 1:
+    there = [each for each in dis.get_instructions(code) if each.positions and each.positions.lineno == line]
+    if inner_code is not None and inner_code.co_flags & CO_GENERATOR:
+        there = [each for each in there if each.opname == "FOR_ITER"] or there
+    called = [each for each in there if each.opname.startswith(("CALL", "BEFORE_WITH", "IMPORT_NAME"))]
+    if inner is not None:
         name = inner.function.rpartition(".")[2]
-        named = [
-            each
-            for each in named
-            if (callee_at(code.co_filename, tuple(each.positions or ())) or "").rpartition(".")[2] == name
-        ] or named
-    jumps = [] if named else [each for each in there if "JUMP" in each.opname]
-    return next((each.offset for each in (*named[-1:], *jumps, *there)), 0)
+        callees = [callee_at(code.co_filename, tuple(each.positions or ())) or "" for each in called]
+        called = [each for each, callee in zip(called, callees, strict=True) if callee.endswith(name)] or called
+    jumps = [each for each in there if "JUMP" in each.opname]
+    return next((each.offset for each in (*called[-1:], *jumps, *there)), 0)
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
@@ -368,33 +355,32 @@ def write(writer: RunWriter, seen: Observation, process: int) -> None:
     """
     folders = {match[1] for file in seen.loaded if (match := _EXTENSIONS.match(file))}
     frames, table = _Frames(frozenset(folders)), StackTable()
-    thread = max(seen.threads, key=_evidence)
-    found, host = calls(thread.stretches, frames.is_program), socket.gethostname()
-    end = max(each.stretches[-1].end for each in seen.threads if each.stretches)
-    stands = _standing(thread, seen, frames) if (trains := _trains(seen)) else None
-    samples = [*_samples(thread, seen.threads, found, frames, table)]
-    spans = [
-        (host, call.start * _US, (call.end - call.start) * _US, *_account(call))
-        for call in found
-        if call.event in _ACCOUNTS
-    ]
-    unsure = _unsure(thread, seen.threads, frames)
-    spans += [(host, start * _US, (end - start) * _US, "other", UNSURE) for start, end in unsure]
-    if stands is not None:
-        spans.append((host, stands * _US, (end - stands) * _US, schema.STANDING, None))
-        writer.standing(_seen(stands, end, seen, thread, process, frames))
+    thread, found = _training((each, calls(each.stretches, frames.is_program)) for each in seen.threads)
+    host, end = socket.gethostname(), max(each.stretches[-1].end for each in seen.threads if each.stretches)
+    files = seen.loaded or {place.file for each in seen.threads for part in each.stretches for place in part.frames}
+    trains = any(map(_LIBRARIES.search, files))
+    unsure = list[tuple[int, int]]()
+    samples = [(host, *row) for row in _samples(thread, seen.threads, found, frames, table, unsure)]
+    times = [(call.start, call.end, *_account(call)) for call in found if call.event in _ACCOUNTS]
+    times += [(*bounds, "other", UNSURE) for bounds in unsure]
+    if trains and (since := _standing(thread, seen, frames)) is not None:
+        times.append((since, end, schema.STANDING, None))
+        children = Children(psutil.Process(process))
+        children.look()
+        begin = datetime.fromtimestamp(seen.started_ns / 1e9 + since / 1e6, UTC).isoformat()
+        stands = {"since": begin, "seconds": (end - since) / 1e6, "step": None, "counted": False, "threads": []}
+        writer.standing({**stands, "children": children.described()[: LIMITS.most_threads]})
+    spans = [(host, start * _US, (until - start) * _US, *of) for start, until, *of in times]
     rows = [(host, 0, "train", 0, end * _US, None, None, None, "whole", None)] if trains else []
-    stacks = table.unwritten(host)
-    at_home = pl.col("file").str.contains("|".join(map(re.escape, folders)) or "^$") & ~pl.col("file").str.contains(
-        _INSTALLED.pattern
-    )
+    library = pl.col("file").str.contains("|".join(f"^{re.escape(folder)}" for folder in folders) or "^$")
+    home = pl.when(library & ~pl.col("file").str.contains(_INSTALLED.pattern)).then(pl.lit("python")).otherwise("home")
     writer.part(
         0,
         {
             "ticks": pl.DataFrame(rows, run_folder.TICKS, orient="row"),
             "spans": pl.DataFrame(spans, schema.SPANS, orient="row"),
-            "stacks": stacks.with_columns(home=pl.when(at_home).then(pl.lit("python")).otherwise("home")),
-            "stack_samples": pl.DataFrame([(host, *row) for row in samples], schema.STACK_SAMPLES, orient="row"),
+            "stacks": table.unwritten(host).with_columns(home=home),
+            "stack_samples": pl.DataFrame(samples, schema.STACK_SAMPLES, orient="row"),
             "load": seen.load.with_columns(host=pl.lit(host)),
         },
     )
@@ -425,30 +411,28 @@ def _account(call: Call) -> tuple[str, str | None]:
     return _ACCOUNTS[call.event], None if call.event == "fetch" else call.detail.removeprefix("Model.")
 
 
-def _evidence(thread: Thread) -> tuple[int, bool, int]:
-    """Return for how long the stacks of a thread show a training, whether it is the first, and for how long it ran."""
-    shows = [
-        end - start
-        for start, end, frames in thread.stretches
-        if any(found and found.evidence and found.evidence.event in _TRAINS for found in map(_of_place, frames))
-    ]
-    return sum(shows), thread.name == _MAIN, sum(end - start for start, end, _ in thread.stretches)
+def _training(threads: Iterable[tuple[Thread, list[Call]]]) -> tuple[Thread, list[Call]]:
+    """Return the thread that trains: whose stacks show that for longest, else the main thread, with its calls."""
 
+    def evidence(each: tuple[Thread, list[Call]]) -> tuple[int, bool]:
+        return sum(call.end - call.start for call in each[1] if call.event in _TRAINS), each[0].name == _MAIN
 
-def _of_place(place: Place) -> Attribute | None:
-    return _attribute(place.file, place.function)
-
-
-def _trains(seen: Observation) -> bool:
-    """Return whether the process has loaded a library that trains."""
-    files = {place.file for thread in seen.threads for stretch in thread.stretches for place in stretch.frames}
-    return any(_LIBRARIES.search(file) for file in (*seen.loaded, *files))
+    return max((each for each in threads if each[0].stretches), key=evidence)
 
 
 def _samples(
-    thread: Thread, threads: Sequence[Thread], found: Sequence[Call], frames: _Frames, table: StackTable
+    thread: Thread,
+    threads: Sequence[Thread],
+    found: Sequence[Call],
+    frames: _Frames,
+    table: StackTable,
+    unsure: list[tuple[int, int]],
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield rows of ``tpunb.schema.STACK_SAMPLES`` but for the host: where the training was, and its loop."""
+    """Yield rows of ``tpunb.schema.STACK_SAMPLES`` but for the host: where the training was, and its loop.
+
+    `unsure` gets the times in which a compiled function may have waited for code of the program in threads of its
+    library, such as a generator of batches, or have computed.
+    """
     numbers = dict[tuple[Place, ...], int | None]()
 
     def number(stack: tuple[Place, ...]) -> int | None:
@@ -463,19 +447,23 @@ def _samples(
     others = [each for each in threads if each is not thread and each.name != _MAIN and each.stretches]
     begins = [[stretch.start for stretch in each.stretches] for each in others]
     for stretch in thread.stretches:
-        account = [_ACCOUNTS[call.event] for call in _shown(stretch, frames.is_program) if call.event in _ACCOUNTS]
+        shown = [*_shown(stretch, frames.is_program)]
+        account = next((_ACCOUNTS[call.event] for call in reversed(shown) if call.event in _ACCOUNTS), None)
+        compiled = bool(shown) and shown[-1].event == "call" and not frames.is_program(stretch.frames[-1].file)
         looks = max(1, round(1000 * (stretch.end - stretch.start) / LIMITS.stall_idle_ns))
         for look in range(looks):
-            at = stretch.start + (stretch.end - stretch.start) * look // looks
+            at, until = (stretch.start + (stretch.end - stretch.start) * each // looks for each in (look, look + 1))
             beside = [
                 each.stretches[last].frames
                 for each, starts in zip(others, begins, strict=True)
                 if (last := bisect_right(starts, at) - 1) >= 0 and at < each.stretches[last].end
             ]
+            of_library = (each for stack in beside if not stack[0].function.startswith(_STARTED) for each in stack)
+            if compiled and any(frames.is_program(each.file) for each in of_library):
+                unsure.append((at, until))
             busy = [stack for stack in beside if re.split(r"[\\/]", stack[-1].file)[-1] not in _WAITING]
-            others_at = filter(None, map(number, busy[: LIMITS.most_threads])) if not account else ()
-            state = thread.number, next(reversed(account), None), False, None, 1, False
-            yield at * _US, *state, number(stretch.frames), tuple(others_at)
+            waits_for = filter(None, map(number, busy[: LIMITS.most_threads] if account in _WAITS else ()))
+            yield at * _US, thread.number, account, False, None, 1, False, number(stretch.frames), tuple(waits_for)
 
 
 def _around(thread: Thread) -> tuple[Place, ...]:
@@ -484,36 +472,6 @@ def _around(thread: Thread) -> tuple[Place, ...]:
     same = takewhile(lambda of: len({(each.file, each.function) for each in of}) == 1, zip(*stacks, strict=False))
     trains = takewhile(lambda of: "train" in of[0].function.lower() or not is_evaluation(of[0].function), same)
     return tuple(of[0] for of in trains)
-
-
-def _unsure(thread: Thread, threads: Sequence[Thread], frames: _Frames) -> list[tuple[int, int]]:
-    """Return when the training was in a compiled function while threads of libraries ran code of the program.
-
-    It may have computed, or waited for them, such as for a generator of batches: stacks do not show which.
-    """
-    called = [each for each in thread.stretches if _is_called(each, frames)]
-    others = [
-        each
-        for other in threads
-        if other is not thread
-        for each in other.stretches
-        if not each.frames[0].function.startswith("Thread._bootstrap")
-        and any(frames.is_program(place.file) for place in each.frames)
-    ]
-    edges = pl.Series(sorted({at for each in (*called, *others) for at in each[:2]}), dtype=pl.Int64)
-    begins, ends = (edges.to_numpy()[part] for part in (slice(None, -1), slice(1, None)))
-    both = np.minimum(*(covered(_bounds(of), begins, ends) for of in (called, others))) > 0
-    return [*zip(begins[both].tolist(), ends[both].tolist(), strict=True)]
-
-
-def _is_called(stretch: Stretch, frames: _Frames) -> bool:
-    """Return whether the innermost call that a stack shows is one of a compiled function, in which no program runs."""
-    shown = [*_shown(stretch, frames.is_program)]
-    return bool(shown) and shown[-1].event == "call" and not frames.is_program(stretch.frames[-1].file)
-
-
-def _bounds(stretches: Iterable[Stretch]) -> pl.DataFrame:
-    return pl.DataFrame([each[:2] for each in stretches], {"start_ps": pl.Int64, "end_ps": pl.Int64}, orient="row")
 
 
 def _standing(thread: Thread, seen: Observation, frames: _Frames) -> int | None:
@@ -527,38 +485,6 @@ def _standing(thread: Thread, seen: Observation, frames: _Frames) -> int | None:
     is_long = thread.stretches[-1].end - since >= LIMITS.standing_s * 1e6
     idles = isinstance(used, float) and used * (psutil.cpu_count() or 1) < LIMITS.standing_busy
     return since if is_long and idles and lines[-1] is not None and not seen.ended else None
-
-
-def _seen(since: int, end: int, seen: Observation, thread: Thread, process: int, frames: _Frames) -> dict[str, Any]:
-    """Return what is seen of a standstill, as a capture writes it."""
-    times = (datetime.fromtimestamp(seen.started_ns / 1e9 + at / 1e6, UTC).isoformat() for at in (since, end))
-    children = Children(psutil.Process(process))
-    children.look()
-    return {
-        **dict(zip(("since", "seen"), times, strict=True)),
-        "seconds": round((end - since) / 1e6, 1),
-        "step": None,
-        "counted": False,
-        "threads": [
-            {
-                "name": cut(plain(each.name or "?"), 80),
-                "trains": each is thread,
-                "innermost": "program"
-                if frames.is_program(stack[-1].file)
-                else "library"
-                if _module(stack[-1].file)
-                else "python",
-                "frames": [
-                    cut(plain(f"{place.file}:{place.line} in {place.function}"), LIMITS.longest_name)
-                    for place in stack[: -LIMITS.standing_frames - 1 : -1]
-                ],
-            }
-            for each in sorted(seen.threads, key=lambda each: each is not thread)[: LIMITS.most_threads]
-            for stack in [each.stretches[-1].frames if each.stretches else ()]
-            if stack
-        ],
-        "children": children.described()[: LIMITS.most_threads],
-    }
 
 
 def _unknown(found: Sequence[Call], *, trains: bool) -> Iterator[str]:
