@@ -209,8 +209,8 @@ def calls(stretches: Sequence[Stretch], is_program: Callable[[str], bool]) -> li
         for key, call in before.items():
             if last == stretch.start and key in current:
                 current[key] = call._replace(end=stretch.end)
-            elif last == stretch.start and call.is_in(stretch.frames):
-                current[key] = call  # its first run, or what is between two parts of it
+            elif stretch.end - call.end <= _GAP_US and call.is_in(stretch.frames):
+                current[key] = call  # between two parts of it
             else:
                 found.append(call)
         last = stretch.end
@@ -504,6 +504,7 @@ def _unknown(found: Sequence[Call], *, trains: bool) -> Iterator[str]:
 
 
 _US = 1_000_000  # picoseconds
+_GAP_US = 2 * LIMITS.stall_idle_ns // 1000  # of one look, and what it may be late
 _ACCOUNTS = {**ACCOUNT_OF, "fetch": "data loading", "predict": "fit"}
 _WAITING = {re.split(r"[\\/]", str(file))[-1] for file in WAITING}
 _LIBRARIES = re.compile(rf"[\\/](?:{'|'.join(FRAMEWORKS)})(?:lib)?[\\/]")
