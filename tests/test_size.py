@@ -11,17 +11,17 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 5_540,
+    "analysis": 5_550,
     "charts": 1_730,
     "checkpoint": 1_880,
     "cluster": 2_040,
     "costs": 1_180,
-    "frames": 1_610,
-    "instrument": 2_280,
-    "io": 5_580,
-    "profiler": 4_830,
+    "frames": 1_620,
+    "instrument": 2_340,
+    "io": 5_670,
+    "profiler": 5_180,
     "protobuf": 390,
-    "root": 2_450,
+    "root": 2_480,
     "step_stats": 3_180,
     "testing": 630,
     "tfdata": 1_130,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 63_020, 270  # of the package without studies: all lines; modules
+LINES, FILES = 63_840, 272  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

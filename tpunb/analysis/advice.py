@@ -11,7 +11,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis.calls import call_metrics
-from tpunb.analysis.causes import CAUSES, NAMED_SHARE, Cause, Remedy
+from tpunb.analysis.causes import CAUSES, NAMED_SHARE, SAVES, Cause, Remedy
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
 from tpunb.analysis.metrics import account_metrics, crowding_of_waits, phase_metrics, scale_metrics, traits
 from tpunb.analysis.roofline import Roofline, roofline
@@ -265,12 +265,11 @@ def _sentence(cause: Cause, row: dict[str, Any], run_ps: float, run: Goodput | N
             texts["mostly"] = row["mostly"]
         elif run is not None:
             texts["mostly"] = mostly(run, cause.account or "productive")
-            is_counted = row.get("save_ps") is not None
-            texts["rate"] = f": {texts['save_ps']} each, once in {texts['save_every_ps']}" if is_counted else ""
-            texts["also"] = texts["mostly"].replace(":", ",", 1) if is_counted else texts["mostly"]
+            texts["also"] = texts["mostly"].replace(":", ",", 1)
             place = next(_sampled_place(run, cause.account or "productive"), None)
             texts["at"] = f", at {place}" if place and not _is_around(run, place) else ""
-        return f"{cause.sentence.format(**texts)}."
+        sentence = cause.sentence if row.get("save_ps") else cause.sentence.replace(SAVES, "{mostly}")
+        return f"{sentence.format(**texts)}."
     kinds = f" ({texts['kinds']})" if row["phase"] == -1 and row["kinds"] else ""
     saved = ":"
     if row["saves_ps"] is not None:

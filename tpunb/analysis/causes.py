@@ -477,6 +477,7 @@ _OF_STEPS = (
 
 # -- what the program does beside its steps ----------------------------------------------------------------------------
 
+SAVES = ": {save_ps} each, once in {save_every_ps}{also}"  # only where all saves are known
 _every, _best = pl.col("save_every_ps"), pl.col("save_best_ps")
 _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, https://doi.org/10.1145/361147.361115"
 
@@ -507,7 +508,7 @@ _OF_THE_PROGRAM = (
         no_fault="what it computes changes the training"),
     Cause(
         "T403", "checkpoint save", "checkpoint saves", when=pl.col("unplanned") > 0.01, saves=pl.col("unplanned"),
-        sentence="Saving checkpoints took {took}{rate}{also}",
+        sentence=f"Saving checkpoints took {{took}}{SAVES}",
         remedies=(
             Remedy(
                 "save less often, and wait for a save only before the next one (wait_until_finished)",

@@ -21,7 +21,7 @@ from tpunb.text import cut, plain
 _THREAD = re.compile(r"thread \(\w+\)(?:: (.*))?", re.DOTALL)
 _ANSWERS_S = 10.0  # of `dump`: it takes 0.1 to 1 s, to read the symbols of large libraries
 _STARTS = "BaseProcess._bootstrap"  # of `multiprocessing`: the frames around it are those of the parent
-_LIBRARY = re.compile(r"[\\/](?:lib[\\/]python\d|Lib[\\/]|tpunb[\\/](?:profiler|instrument)[\\/])")
+_LIBRARY = re.compile(r"[\\/](?:lib[\\/]python\d|Lib[\\/]|tpunb[\\/](?:io|profiler|instrument)[\\/])")
 _LONGEST = 120  # characters of a line
 _HINTS = (
     (r"(?i)permission", "run it with sudo; in a container, start that with --cap-add SYS_PTRACE"),
@@ -109,16 +109,17 @@ def read(trace: bytes) -> list[Thread]:
     return [*threads.values()]
 
 
-def line(process: object) -> str | None:
+def line(process: object, *, locked: bool = False) -> str | None:
     """Return the innermost line of the program of a process of this machine now; None if that is not known.
 
-    It is of the thread that holds the interpreter lock, else of the main thread; in a process that another started, of
-    what it does itself.
+    It is of the thread that holds the interpreter lock, else of the main thread, unless `locked`; in a process that
+    another started, of what it does itself.
     """
     with suppress(OSError, TpunbError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         command = [program(), "dump", "--pid", str(int(process)), "--json", "--full-filenames"]  # type: ignore[call-overload]
         done = subprocess.run(command, capture_output=True, timeout=_ANSWERS_S, check=True)
         threads: list[dict[str, Any]] = json.loads(done.stdout)
+        threads = [each for each in threads if each["owns_gil"] or not locked]
         first = min(threads, key=lambda each: (not each["owns_gil"], each["thread_name"] != "MainThread"))
         frames = takewhile(lambda each: each["name"] != _STARTS, first["frames"])
         places = [Place(str(each["filename"]), int(each["line"]), str(each["name"])) for each in frames]

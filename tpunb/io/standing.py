@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Mapping
@@ -83,7 +84,7 @@ def _why_silent(process: object, host: object) -> str:
                 return f"its process {process} is stopped, as by SIGSTOP: kill -CONT {process}"
             if state == psutil.STATUS_DISK_SLEEP:
                 return f"its process {process} waits for a disk or a network file system"
-        if (line := py_spy.line(process)) is not None:
+        if process != os.getpid() and (line := py_spy.line(process, locked=True)) is not None:
             return f"{line}, which holds the interpreter lock, or collects garbage"
     return "its process gives no sign: code in C holds the interpreter lock, or the machine does not run"
 

@@ -136,8 +136,9 @@ def _checked(process: int) -> psutil.Process:
 
 def _observed(process: psutil.Process, seconds: float) -> Observation:
     """Return what is seen of a process, until that time is over, it ends, or an interrupt comes."""
-    load, loaded = ProcessLoad(process), frozenset[str]()
-    rate = round(1e9 / LIMITS.stall_idle_ns)
+    load, loaded, rate = ProcessLoad(process), frozenset[str](), round(1e9 / LIMITS.stall_idle_ns)
+    with suppress(psutil.Error, OSError, AttributeError):  # macOS does not list them
+        loaded = frozenset(each.path for each in process.memory_maps())
     with TemporaryDirectory(prefix="tpunb-attach-") as folder:
         file = Path(folder, "stacks.json")
         command = py_spy.recording(process.pid, math.ceil(seconds), rate, file)
@@ -148,17 +149,11 @@ def _observed(process: psutil.Process, seconds: float) -> Observation:
         try:
             while looks.poll() is None:
                 load.sample(time.monotonic_ns())
-                if not loaded:
-                    with suppress(psutil.Error, OSError, AttributeError):  # macOS does not list them
-                        loaded = frozenset(each.path for each in process.memory_maps())
                 with suppress(subprocess.TimeoutExpired):
                     looks.wait(LIMITS.poll_s)
         except KeyboardInterrupt:
-            looks.send_signal(signal.SIGINT)
-        finally:
-            if looks.poll() is None and not file.exists():
-                looks.send_signal(signal.SIGINT)
-            output = looks.communicate()[0].decode(errors="replace")
+            looks.send_signal(signal.SIGINT)  # it writes what it has seen
+        output = looks.communicate()[0].decode(errors="replace")
         end_ns, now_ns = time.monotonic_ns(), time.time_ns()
         if not file.is_file():
             raise py_spy.failure(process.pid, output)
