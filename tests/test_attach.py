@@ -213,7 +213,7 @@ def test_a_process_that_loaded_no_library_that_trains_has_no_step(program, tmp_p
     threads = [Thread(1, "MainThread", stretches((program(4, "read"),)))]
     report = write(tmp_path / "run", threads, files=["/lib/libc.so"])
     assert report.content["run"]["steps"] == 0
-    assert report.content["unknown"][0]["what"].startswith("whether it trains: it has not loaded")
+    assert report.content["unknown"][0]["what"].startswith("whether it trains: no stack shows")
 
 
 def test_a_compiled_function_beside_code_in_threads_of_its_library_is_of_unknown_cause(program, tmp_path):
@@ -226,6 +226,18 @@ def test_a_compiled_function_beside_code_in_threads_of_its_library_is_of_unknown
         "productive": pytest.approx(0.5),
         "other": pytest.approx(0.5),
     }
+
+
+def test_time_without_code_of_the_program_is_of_unknown_cause(program, tmp_path):
+    kernel = Place("/venv/lib/python3.11/site-packages/ipykernel/kernelapp.py", 770, "IPKernelApp.start")
+    cell = kernel, program(9, "fit")
+    report = write(tmp_path / "run", [Thread(1, "MainThread", stretches(*[cell] * 50, *[(kernel,)] * 50))])
+    assert {each["account"]: each["time"]["share"] for each in report.content["accounts"]} == {
+        "productive": pytest.approx(0.5),
+        "other": pytest.approx(0.5),
+    }
+    report = write(tmp_path / "idle", [Thread(1, "MainThread", stretches(*[(kernel,)] * 50))])
+    assert report.content["run"]["steps"] == 0
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

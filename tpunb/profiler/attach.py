@@ -251,24 +251,33 @@ def _data(stretches: Iterable[Stretch]) -> str | None:
 
 
 class _Frames:
-    """Frames of another process as a `StackTable` takes them: from the sources that it runs, which are not run here."""
+    """Frames of another process in a `StackTable`: from the sources that it runs, which are not run here."""
 
     def __init__(self, folders: frozenset[str]) -> None:
         self.folders = folders  # of its standard library
+        self.table = StackTable()
+        self._numbers: dict[tuple[Place, ...], int | None] = {}
         self._sources: dict[str, tuple[list[CodeType], dict[str, Any]]] = {}
 
     def is_program(self, file: str) -> bool:
         """Return whether a file is of the program."""
         return is_user_code(file) and not file.startswith(tuple(self.folders))
 
-    def of(self, frames: Sequence[Place]) -> list[RawFrame]:
-        """Return frames, outermost first, as those of a stack, innermost first."""
-        codes = [self._code(each) for each in frames]
-        inner = [*zip(frames[1:], codes[1:], strict=True), (None, None)]
-        return [
-            RawFrame(code, _instruction(code, frame.line, *within), self._source(frame.file)[1])
-            for frame, code, within in zip(frames, codes, inner, strict=True)
-        ][::-1]
+    def of_program(self, stack: Iterable[Place]) -> bool:
+        """Return whether a stack has a frame of the program."""
+        return any(self.is_program(each.file) for each in stack)
+
+    def number(self, stack: tuple[Place, ...]) -> int | None:
+        """Return the number of a stack in the table; None if that is full."""
+        if stack not in self._numbers:
+            codes = [self._code(each) for each in stack]
+            inner = [*zip(stack[1:], codes[1:], strict=True), (None, None)]
+            raw = [
+                RawFrame(code, _instruction(code, frame.line, *within), self._source(frame.file)[1])
+                for frame, code, within in zip(stack, codes, inner, strict=True)
+            ]
+            self._numbers[stack] = self.table.add(raw[::-1])
+        return self._numbers[stack]
 
     def _code(self, frame: Place) -> CodeType:
         """Return the code of a function; without its source a code that has name and line alone."""
@@ -349,13 +358,14 @@ def write(writer: RunWriter, seen: Observation, process: int) -> None:
         Number of the process.
     """
     folders = {match[1] for file in seen.loaded if (match := _EXTENSIONS.match(file))}
-    frames, table = _Frames(frozenset(folders)), StackTable()
+    frames = _Frames(frozenset(folders))
     thread, found = _training((each, calls(each.stretches, frames.is_program)) for each in seen.threads)
     host, end = socket.gethostname(), max(each.stretches[-1].end for each in seen.threads if each.stretches)
     files = seen.loaded or {place.file for each in seen.threads for part in each.stretches for place in part.frames}
-    trains = any(map(_LIBRARIES.search, files))
+    is_program = any(frames.of_program(each.frames) for each in thread.stretches)
+    trains = any(map(_LIBRARIES.search, files)) and (is_program or bool(found))
     unsure = list[tuple[int, int]]()
-    samples = [(host, *row) for row in _samples(thread, seen.threads, found, frames, table, unsure)]
+    samples = [(host, *row) for row in _samples(thread, seen.threads, found, frames, unsure)]
     times = [(call.start, call.end, *_account(call)) for call in found if call.event in _ACCOUNTS]
     times += [(*bounds, "other", UNSURE) for bounds in unsure]
     if trains and (since := _standing(thread, seen, frames)) is not None:
@@ -374,7 +384,7 @@ def write(writer: RunWriter, seen: Observation, process: int) -> None:
         {
             "ticks": pl.DataFrame(rows, run_folder.TICKS, orient="row"),
             "spans": pl.DataFrame(spans, schema.SPANS, orient="row"),
-            "stacks": table.unwritten(host).with_columns(home=home),
+            "stacks": frames.table.unwritten(host).with_columns(home=home),
             "stack_samples": pl.DataFrame(samples, schema.STACK_SAMPLES, orient="row"),
             "load": seen.load.with_columns(host=pl.lit(host)),
         },
@@ -420,31 +430,25 @@ def _samples(
     threads: Sequence[Thread],
     found: Sequence[Call],
     frames: _Frames,
-    table: StackTable,
     unsure: list[tuple[int, int]],
 ) -> Iterator[tuple[Any, ...]]:
     """Yield rows of ``tpunb.schema.STACK_SAMPLES`` but for the host: where the training was, and its loop.
 
     `unsure` gets the times in which a compiled function may have waited for code of the program in threads of its
-    library, such as a generator of batches, or have computed.
+    library, such as a generator of batches, or have computed; and those in which no code of the program was there.
     """
-    numbers = dict[tuple[Place, ...], int | None]()
-
-    def number(stack: tuple[Place, ...]) -> int | None:
-        if stack not in numbers:
-            numbers[stack] = table.add(frames.of(stack))
-        return numbers[stack]
-
     loops = (call.outer for call in found if call.event in _LEARNS)
     for stack in dict.fromkeys([_around(thread), *loops]):  # as at a mark: that its launch is at a line is not known
         if stack:
-            yield 0, thread.number, None, False, "mark", 0, False, number(stack), ()
+            yield 0, thread.number, None, False, "mark", 0, False, frames.number(stack), ()
+    is_program = any(frames.of_program(each.frames) for each in thread.stretches)
     others = [each for each in threads if each is not thread and each.name != _MAIN and each.stretches]
     begins = [[stretch.start for stretch in each.stretches] for each in others]
     for stretch in thread.stretches:
         shown = [*_shown(stretch, frames.is_program)]
         account = next((_ACCOUNTS[call.event] for call in reversed(shown) if call.event in _ACCOUNTS), None)
         compiled = bool(shown) and shown[-1].event == "call" and not frames.is_program(stretch.frames[-1].file)
+        between = not frames.of_program(stretch.frames)  # such as cells of a notebook
         looks = max(1, round(1000 * (stretch.end - stretch.start) / LIMITS.stall_idle_ns))
         for look in range(looks):
             at, until = (stretch.start + (stretch.end - stretch.start) * each // looks for each in (look, look + 1))
@@ -453,12 +457,22 @@ def _samples(
                 for each, starts in zip(others, begins, strict=True)
                 if (last := bisect_right(starts, at) - 1) >= 0 and at < each.stretches[last].end
             ]
-            of_library = (each for stack in beside if not stack[0].function.startswith(_STARTED) for each in stack)
-            if compiled and any(frames.is_program(each.file) for each in of_library):
+            of_library = (stack for stack in beside if not stack[0].function.startswith(_STARTED))
+            if (compiled and any(map(frames.of_program, of_library))) or (between and is_program):
                 unsure.append((at, until))
             busy = [stack for stack in beside if re.split(r"[\\/]", stack[-1].file)[-1] not in _WAITING]
-            waits_for = filter(None, map(number, busy[: LIMITS.most_threads] if account in _WAITS else ()))
-            yield at * _US, thread.number, account, False, None, 1, False, number(stretch.frames), tuple(waits_for)
+            waits_for = filter(None, map(frames.number, busy[: LIMITS.most_threads] if account in _WAITS else ()))
+            yield (
+                at * _US,
+                thread.number,
+                account,
+                False,
+                None,
+                1,
+                False,
+                frames.number(stretch.frames),
+                tuple(waits_for),
+            )
 
 
 def _around(thread: Thread) -> tuple[Place, ...]:
@@ -486,7 +500,7 @@ def _unknown(found: Sequence[Call], *, trains: bool) -> Iterator[str]:
     """Yield what is not known without hooks, a line each, with what shows it."""
     shown_by = "\ttpunb run"
     if not trains:
-        yield f"whether it trains: it has not loaded {', '.join(FRAMEWORKS)}{shown_by}"
+        yield f"whether it trains: no stack shows a program that has loaded {' or '.join(FRAMEWORKS)}{shown_by}"
         return
     every = short_time(LIMITS.stall_idle_ns * 1000)
     yield f"how many steps there were and how long each took: stacks were read every {every}{shown_by}"
