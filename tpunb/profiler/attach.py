@@ -370,11 +370,9 @@ def write(writer: RunWriter, seen: Observation, process: int) -> None:
     times += [(*bounds, "other", UNSURE) for bounds in unsure]
     if trains and (since := _standing(thread, seen, frames)) is not None:
         times.append((since, end, schema.STANDING, None))
-        children = Children(psutil.Process(process))
-        children.look()
         begin = datetime.fromtimestamp(seen.started_ns / 1e9 + since / 1e6, UTC).isoformat()
         stands = {"since": begin, "seconds": (end - since) / 1e6, "step": None, "counted": False, "threads": []}
-        writer.standing({**stands, "children": children.described()[: LIMITS.most_threads]})
+        writer.standing({**stands, "children": _children(process)})
     spans = [(host, start * _US, (until - start) * _US, *of) for start, until, *of in times]
     rows = [(host, 0, "train", 0, end * _US, None, None, None, "whole", None)] if trains else []
     library = pl.col("file").str.contains("|".join(f"^{re.escape(folder)}" for folder in folders) or "^$")
@@ -407,6 +405,15 @@ def write(writer: RunWriter, seen: Observation, process: int) -> None:
             "state": "the process ended" if seen.ended else "finished",
         }
     )
+
+
+def _children(process: int) -> list[dict[str, Any]]:
+    """Return what runs below a process; nothing once it has ended."""
+    with suppress(psutil.Error):
+        children = Children(psutil.Process(process))
+        children.look()
+        return children.described()[: LIMITS.most_threads]
+    return []
 
 
 def _account(call: Call) -> tuple[str, str | None]:
