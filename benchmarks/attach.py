@@ -6,6 +6,8 @@ them, two at a time. Requires py-spy. The last line is one JSON object:
 
 ``same``
     How many of `programs` have the account, the cause and the line of ``tpunb run`` in their first sentence.
+``accounts``
+    How many have the account.
 ``losses``
     How many have the losses of the undisturbed run, to the bit; of weights where there is no loss.
 ``after``
@@ -170,6 +172,7 @@ def compare(name: str, folder: Path, seconds: float) -> dict[str, Any]:
     both = min(len(alone["losses"]), len(attached["losses"]))
     figures = {
         "same": same,
+        "accounts": seen.get("account") == captured.get("account"),
         "losses": both > 0 and alone["losses"][:both] == attached["losses"][:both],
         "steps": both,
         "before_ms": round(1e3 * times[0], 3),
@@ -207,7 +210,7 @@ def main() -> None:
         done = [*pool.map(partial(compare, folder=Path(folder), seconds=seconds), names)]
     last = {
         "programs": len(done),
-        **{key: sum(each[key] for each in done) for key in ("same", "losses")},
+        **{key: sum(each[key] for each in done) for key in ("same", "accounts", "losses")},
         "after": sum(abs(each["after"] - 1) <= WITHIN for each in done),
         "slower": round(median(each["during"] for each in done), 3),
     }

@@ -216,6 +216,7 @@ def test_a_report_marks_extrapolation_and_has_every_estimate(overhead, capsys, q
 
 
 NEEDS = {
+    "attach.py": ("torch", "jax", "py-spy"),
     "costmodel.py": ("tensorflow", "jax"),
     "exactness.py": ("tensorflow", "grain"),
     "goodput.py": ("tensorflow", "jax", "orbax"),
@@ -241,6 +242,7 @@ NEEDS = {
 FOUND = {
     "TPUNB_DATA": lambda: "TPUNB_DATA" in os.environ,
     "Chromium": lambda: any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
+    "py-spy": lambda: shutil.which("py-spy") is not None,
     "two cores": lambda: hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1,
 }
 
