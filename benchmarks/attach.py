@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -205,14 +206,15 @@ def main() -> None:
         train(options.program, options.seconds, options.result)
         return
     names = options.only.split(",") if options.only else QUICK if options.quick else NAMES
-    seconds = 8.0 if options.quick else options.seconds
+    seconds = 7.0 if options.quick else options.seconds
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2 if options.quick else 1) as pool:
         done = [*pool.map(partial(compare, folder=Path(folder), seconds=seconds), names)]
+    slower = [each["during"] for each in done if not math.isnan(each["during"])]
     last = {
         "programs": len(done),
         **{key: sum(each[key] for each in done) for key in ("same", "accounts", "losses")},
         "after": sum(abs(each["after"] - 1) <= WITHIN for each in done),
-        "slower": round(median(each["during"] for each in done), 3),
+        "slower": round(median(slower), 3) if slower else None,
     }
     print(json.dumps(last))
 
