@@ -11,14 +11,14 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 5_550,
+    "analysis": 5_560,
     "charts": 1_730,
     "checkpoint": 1_880,
     "cluster": 2_040,
     "costs": 1_180,
     "frames": 1_620,
     "instrument": 2_340,
-    "io": 5_670,
+    "io": 5_680,
     "profiler": 5_200,
     "protobuf": 390,
     "root": 2_480,

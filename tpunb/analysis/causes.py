@@ -278,8 +278,8 @@ _OF_STARTUP = (
                 "step = jax.jit(update)", before="for batch in data: jax.jit(lambda x: update(x))(batch)",
                 when=_is("changed", "function")),
             Remedy(
-                "pass the Python value as an array, not as a static argument", "jax.jit(step)(batch, rate)",
-                before="jax.jit(step, static_argnums=1)(batch, rate)",
+                "pass the Python value as an array, and take it out of the static arguments",
+                "jax.jit(step)(batch, rate)", before="jax.jit(step, static_argnums=1)(batch, rate)",
                 when=_is("changed", "value") & _is("backend", "JAX")),
             Remedy(
                 "pass the Python value as a tensor or an array", "step(batch, tf.constant(rate))",
