@@ -86,8 +86,8 @@ class Cause:
     def needs(self) -> list[str]:
         """Names of the sums in its expressions.
 
-        >>> cause("T101").needs
-        ['anew', 'awaiting', 'crowding', 'ended', 'loading', 'of_arrays', 'refitting', 'restarting', 'starting']
+        >>> cause("T104").needs
+        ['restarting']
         """
         return sorted({*self.when.meta.root_names(), *self.saves.meta.root_names()})
 
@@ -196,11 +196,13 @@ _NO_AUTOTUNE = "options.autotune.enabled = False"  # of tf.data.Options, by data
 _OF_INPUT = (
     Cause(
         "T101", "data loading", "slow input",
-        when=_waiting * (1 - pl.col("crowding")) * (pl.col("refitting") == 0) > 0.1, saves=_waiting,
+        when=(pl.col("refitting") == 0) & (_waiting > 0.1)
+        & ((_waiting * (1 - pl.col("crowding")) > 0.1) | (_waiting > pl.col("productive"))), saves=_waiting,
         sentence="Waiting for input took {took}{mostly}", remedies=_INPUT,
         evidence=f"{_CLOCK}from the request of a batch until it is there",
         source="over 10 % of step time: XProf's InputBoundRule",
-        no_fault="other programs kept all processors busy meanwhile; or the storage has no more bandwidth"),
+        no_fault="other programs kept all processors busy meanwhile, and it took no longer than the steps, which they "
+        "slow down as much; or the storage has no more bandwidth"),
     Cause(
         "T102", "data loading", "new iterators",
         when=_anew, saves=pl.col("anew"),
