@@ -234,11 +234,18 @@ def test_a_sleep_is_no_crowding(place, healthy):
 
 
 def test_less_than_half_of_a_run_is_not_healthy_whatever_used_the_machine():
-    phases = accounted(input_ps=5 * S // 2, wall_s=41)
+    phases = accounted(input_ps=2 * S, wall_s=41)
     load = pl.DataFrame([("toy", n * S, 0.1, 1.0, 0) for n in range(40)], schema.LOAD, orient="row")
     found = verdict(replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, load=load))))
     assert not found.healthy
-    assert found.sentence.startswith("15.0 s of 41.0 s (37 % of run time) is productive training. Waiting for input")
+    assert found.sentence.startswith("20.0 s of 41.0 s (49 % of run time) is productive training. Waiting for input")
+
+
+def test_other_programs_excuse_no_wait_for_input_that_is_longer_than_the_steps():
+    load = pl.DataFrame([("toy", n * S, 0.1, 1.0, 0) for n in range(40)], schema.LOAD, orient="row")
+    phases = accounted(input_ps=5 * S // 2, wall_s=41)
+    found = verdict(replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, load=load))))
+    assert found.sentence.startswith("Waiting for input took 25.0 s of 41.0 s (61 % of run time). Prepare batches")
 
 
 def test_calls_that_launch_steps_are_no_code_between_them():
