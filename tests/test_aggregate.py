@@ -9,7 +9,7 @@ from polars.testing import assert_frame_equal
 
 from tpunb import schema
 from tpunb.io.run_folder import TABLES
-from tpunb.step_stats.aggregate import merge, over_windows, total
+from tpunb.step_stats.aggregate import merge, merge_steps, over_windows, total
 
 KEY = ["host", "step"]
 BY_CLOCK = ["input_ps", "callbacks_ps", "dispatch_ps", "peers_ps"]
@@ -65,6 +65,17 @@ def test_steps_of_one_row_and_of_several_are_what_one_join_says(hosts, ticks, st
     found = merge(tables)[0].select(expected.columns).with_columns(pl.col("traced", "rule").cast(pl.String))
     expected = expected.with_columns(pl.col("traced").cast(pl.String))
     assert_frame_equal(found, expected, check_row_order=False, check_exact=True)
+
+
+@pytest.mark.parametrize(("is_over", "steps"), [(True, [0, 1]), (False, [0, 1, 2])], ids=["over", "killed"])
+def test_the_step_that_was_open_in_the_last_window_is_one_if_the_run_was_killed(is_over, steps):
+    names = ["host", "step", "kind", "start_ps", "dur_ps", "traced", "rule", "device_ps", "idle_ps"]
+    rows = [("a", step, "train", 1000 * step + 500, 100, "partial", "clock", 0, 0) for step in (1, 2)]
+    ticks = [("a", step, "train", 1000 * step, 1000 * step + 900, None, None, None, None, None) for step in (0, 1)]
+    tables = {name: pl.DataFrame(schema=columns) for name, columns in TABLES.items()}
+    tables["steps"] = schema.check(pl.DataFrame(rows, names, orient="row"), schema.STEPS, "steps")
+    tables["ticks"] = pl.DataFrame(ticks, TABLES["ticks"], orient="row")
+    assert merge_steps(tables, is_over=is_over)[0].sort("step")["step"].to_list() == steps
 
 
 @given(several=st.lists(st.integers(0, 5), max_size=6))

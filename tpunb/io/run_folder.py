@@ -296,7 +296,8 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
             standing = is_silent(Path(folder.path, LOCK), facts, tables["ticks"])
     wall = WallClock(span_ps, complete=facts.get("causes") is True and not skipped, **causes)
     read_raw = partial(_events, owner, name, raw, origin_ns, starts, skipped) if raw else None
-    frame, merged, devices = aggregate.merge_steps(tables, _step_flops(facts))
+    is_over = facts.get("state") == "finished"
+    frame, merged, devices = aggregate.merge_steps(tables, _step_flops(facts), is_over=is_over)
     return Profile(
         name=name,
         source=folder.source,
@@ -310,7 +311,9 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
             devices,
             windows,
             name,
-            read_collectives=(lambda: numbered(tables)[0]["collectives"]) if tables["collectives"].height else None,
+            read_collectives=(lambda: numbered(tables, is_over=is_over)[0]["collectives"])
+            if tables["collectives"].height
+            else None,
             metadata=metadata,
             wall=wall,
             device=_device(files),

@@ -84,12 +84,15 @@ def merge(tables: Tables) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     return frame, merged(tables["ops"]), devices
 
 
-def merge_steps(tables: Tables, step_flops: float | None = None) -> tuple[pl.DataFrame, Change, pl.DataFrame]:
+def merge_steps(
+    tables: Tables, step_flops: float | None = None, *, is_over: bool = False
+) -> tuple[pl.DataFrame, Change, pl.DataFrame]:
     """Return STEPS and DEVICES of a run as `merge`, and between them the function that merges its operations.
 
-    `step_flops` are the FLOPs of a step of kind "train" whose profiler reports none; None if unknown.
+    `step_flops` are the FLOPs of a step of kind "train" whose profiler reports none; None if unknown. A run `is_over`
+    if it was not killed.
     """
-    tables, changes = numbered(tables)
+    tables, changes = numbered(tables, is_over=is_over)
     traced, several = _grouped(tables["steps"], over_windows("STEPS", [*schema.STEPS][2:]))
     by_clock = pl.col("kind").sort_by("start_ps").first(), pl.col("start_ps").min(), pl.col("end_ps").max()
     clocked, _ = _grouped(tables["ticks"], [*by_clock, pl.col("found_by").first(), *map(total, _BY_CLOCK)])

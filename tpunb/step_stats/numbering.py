@@ -7,6 +7,7 @@ the host may annotate other steps later.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import polars as pl
 
@@ -111,13 +112,15 @@ def _moved(recorded: pl.DataFrame, loaded: pl.DataFrame) -> pl.DataFrame:
     return moved.with_columns(same=(within == 1) & pl.col("middle_ps").is_between("from_ps", "until_ps"))
 
 
-def numbered(tables: Tables) -> tuple[Tables, list[Change]]:
+def numbered(tables: Tables, *, is_over: bool = False) -> tuple[Tables, list[Change]]:
     """Return the tables of a run with the final numbers of its steps, and what did it to each table with steps.
 
-    Inferred steps are dropped for hosts with annotated ones; steps of tuning in the midst of a fit are an account.
+    Of a run that `is_over`, the clock has every step: one that was open during a window was none, such as that in which
+    the end of the data was found. Inferred steps are dropped for hosts with annotated ones; steps of tuning in the
+    midst of a fit are an account.
     """
     done = list[Change]()
-    for rule in (_inferred, _phantoms, _tuning):
+    for rule in (_inferred, partial(_phantoms, is_over=is_over), _tuning):
         changes = rule(tables)
         for change in changes:
             tables = {name: change(frame) if "step" in frame.columns else frame for name, frame in tables.items()}
@@ -163,7 +166,7 @@ def _inferred(tables: Tables) -> list[Change]:
     return [lambda frame: frame.filter(~dropped).with_columns(step=number)]
 
 
-def _phantoms(tables: Tables) -> list[Change]:
+def _phantoms(tables: Tables, *, is_over: bool) -> list[Change]:
     """Leave out steps that were open during a window, and became a part of the step before or of none."""
     clocked = tables["ticks"].select(*_KEY, "start_ps")
     steps = tables["steps"].select(*_KEY, "start_ps", "traced", "rule")
@@ -172,7 +175,7 @@ def _phantoms(tables: Tables) -> list[Change]:
         return []
     last = clocked.group_by("host").agg(last=pl.col("step").max())
     open_ones = unknown.filter(traced="partial", rule="clock").join(last, on="host")
-    dropped = open_ones.filter(pl.col("step") < pl.col("last")).select(_KEY)
+    dropped = open_ones.filter(pl.lit(is_over) | (pl.col("step") < pl.col("last"))).select(_KEY)
     before = clocked.select("host", "start_ps", step=pl.col("step") + 1, to="step")
     moved = unknown.join(before, on=[*_KEY, "start_ps"]).select(*_KEY, "to").unique(_KEY)
     dropped = dropped.join(moved, on=_KEY, how="anti")
