@@ -12,6 +12,7 @@ from tpunb.profiler import limits as of_profiler
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 ELSEWHERE = {  # constants that are no thresholds
+    "units": {"_US"},
     "rounding of floats": {"_ROUNDING", "_ROUNDED"},
     "sizes in memory": {"_ROWS", "_CHUNK", "_ENTRIES", "_BLOCK", "_PENDING", "_SPOTS", "_STALLS", "_DEPTH", "_SOURCE"},
     "letters of a line": {"_TEXT"},

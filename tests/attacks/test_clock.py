@@ -25,6 +25,7 @@ PACKAGE = Path(tp.__file__).parent
 MOMENTS = {  # where the system clock is read, and the moment that it names
     "profiler/recorder.py": "start of a run, beside the monotonic clock",
     "profiler/options.py": "name of a run's folder",
+    "profiler/attach.py": "begin of an observation",
     "profiler/standing.py": "since when a training stands still, and when that was seen",
     "io/run_writer.py": "last update of run.json",
     "io/run_storage.py": "age of run.json",

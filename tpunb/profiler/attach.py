@@ -402,7 +402,7 @@ def write(writer: RunWriter, seen: Observation, process: int) -> None:
             "causes": True,
             "steps": None,
             "span_ps": end * _US,
-            "state": "the process ended" if seen.ended else "finished",
+            "state": "its process ended" if seen.ended else "finished",
         }
     )
 
