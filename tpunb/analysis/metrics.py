@@ -160,7 +160,8 @@ def _step_metrics(steps: Steps) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFram
     ops = _matched_ops(steps.full())
     full = _full_steps(steps, frame, ops)
     ops = ops.join(full.select("host", "step", "row"), on=["host", "step"])
-    return _shares(full), ops.select("row", "metric", "op", "self_ps"), firsts
+    in_step = steps.metadata.get("python") == "step"
+    return _shares(full, python_in_step=in_step), ops.select("row", "metric", "op", "self_ps"), firsts
 
 
 def _of_names(steps: Steps, chosen: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
@@ -203,7 +204,7 @@ def _full_steps(steps: Steps, frame: pl.DataFrame, ops: pl.DataFrame) -> pl.Data
     )
 
 
-def _shares(steps: pl.DataFrame) -> pl.DataFrame:
+def _shares(steps: pl.DataFrame, *, python_in_step: bool = False) -> pl.DataFrame:
     """Return the time of each step by what it is spent on, in picoseconds."""
     dur = pl.col("dur_ps")
     time = {name: pl.col(f"{name}_ps").cast(pl.Float64).clip(0, dur) for name in _TIMES}
@@ -225,7 +226,8 @@ def _shares(steps: pl.DataFrame) -> pl.DataFrame:
         return pl.coalesce(pl.col(f"{name}_util").fill_nan(None) for name in names) * dur
 
     # Python functions of the input pipeline run while its iterators wait for them; if it is parallel, in other threads
-    python = pl.when(pl.col("parallel").sum() == 0).then((host["python"] - host["iterators"]).clip(0)).otherwise(0.0)
+    of_step = pl.when(pl.col("parallel").sum() == 0).then((host["python"] - host["iterators"]).clip(0)).otherwise(0.0)
+    python = host["python"] if python_in_step else of_step
     callbacks = host["callbacks"] + python
     waits = (
         time["input"],
@@ -687,7 +689,8 @@ def traits(steps: Steps) -> dict[str, str | None]:
         op = pl.col("op").cast(pl.String)
         of_kinds = (_of_names(steps, named.filter(op.str.contains(kind)), ["self_ps"]) for kind in _PIPELINE)
         in_python, all_ps = (int(rows["self_ps"].sum()) for rows in of_kinds)
-        data = "Python tf.data" if in_python > all_ps / 2 else data
+        in_step = steps.metadata.get("python") == "step"  # not of the input
+        data = "Python tf.data" if in_python > all_ps / 2 and not in_step else data
     return {"data": data, "framework": framework, "backend": backend, "cache": steps.metadata.get("cache")}
 
 

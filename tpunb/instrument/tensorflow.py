@@ -119,12 +119,19 @@ CREATE_FUNCTION = LIBRARY.attribute(
     evidence=Evidence("trace"),
 )
 GRADIENT = LIBRARY.attribute("tensorflow.python.eager.backprop", "GradientTape.gradient", evidence=Evidence("gradient"))
+_OF_DATA = "Dataset_"  # begins the names of functions of tf.data
+_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}  # operations that call it
 _MOST_FUNCTIONS = 32  # of one name, that are known apart as they are traced again
 
 
 def _traces(sink: Sink, stack: ExitStack) -> None:
-    """Record tracings of the outermost functions, and which of these take gradients."""
-    clock, traced, is_within, learns = sink.clock, _Traced(), [False], [False]
+    """Record tracings of the outermost functions, and which of these take gradients, or call Python in a step."""
+    clock, traced, is_within, learns, of_data = sink.clock, _Traced(), [False], [False], [False]
+
+    def note_python(graph: Any) -> None:
+        with suppress(Exception):  # of internals that have changed
+            if not of_data[0] and any(operation.type in _PYTHON for operation in graph.get_operations()):
+                clock.metadata["python"] = "step"
 
     def differentiate(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         learns[0] = True
@@ -133,15 +140,21 @@ def _traces(sink: Sink, stack: ExitStack) -> None:
     def trace(
         original: Callable[..., Any], function_type: Any, type_context: Any, func_graph: Any, options: Any
     ) -> Any:
-        if is_within[0] or not clock.trains_here:
+        if not clock.trains_here:
             return original(function_type, type_context, func_graph, options)
+        if is_within[0]:
+            value = original(function_type, type_context, func_graph, options)
+            note_python(func_graph)
+            return value
         what, reason = What(LIBRARY.name, "", str(getattr(options, "name", None) or "a function")), None
         with suppress(Exception):  # of internals that have changed: the training must continue
             reason = traced.reason(what.name, function_type, options)
-        is_within[0], learns[0] = True, False
+        is_within[0], learns[0], of_data[0] = True, False, what.name.startswith(_OF_DATA)
         try:
             with clock.during("trace", what, reason):
-                return original(function_type, type_context, func_graph, options)
+                value = original(function_type, type_context, func_graph, options)
+            note_python(func_graph)
+            return value
         finally:
             is_within[0] = False
             if learns[0] and sink.is_training():
@@ -168,7 +181,7 @@ class _Traced:
         self._last[name] = [*others[-_MOST_FUNCTIONS:], (weakref.ref(options), function_type)]
         if before is not None:
             return _changes(before, function_type)
-        return None if is_new or name == STEP_FUNCTION or name.startswith("Dataset_") else NEW_FUNCTION
+        return None if is_new or name == STEP_FUNCTION or name.startswith(_OF_DATA) else NEW_FUNCTION
 
 
 def _changes(before: Any, now: Any) -> str:
