@@ -192,6 +192,8 @@ def stranger(name: str, cause: dict[str, Any]) -> Program:
         runpy.run_path(str(file), run_name="__main__")
         seen = json.loads((folder / "truth.json").read_text(encoding="utf-8"))
         counts = {"steps": seen["train_steps"], "evaluations": seen["evaluation_steps"]}
+        if "not_words" in cause:  # what it wastes is not recorded, but something else was named
+            return {**counts, "not_cause": {"accounts": [], "words": cause["not_words"]}}
         return {**counts, "cause": cause, "wasted_s": seen["wasted_s"]}
 
     return train

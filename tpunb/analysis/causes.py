@@ -187,7 +187,7 @@ _INPUT = (
     Remedy("prepare batches in parallel and ahead of the steps, cache what every epoch reads"),
 )
 _anew = (pl.col("anew") - pl.col("awaiting") > 0.05) | (pl.col("anew") > 0.2)
-_waiting = pl.col("loading") - pl.sum_horizontal(
+_waiting = pl.col("loading") + pl.col("validating") - pl.sum_horizontal(
     pl.when(_anew).then("anew").otherwise("of_arrays"), "starting",
     *(pl.when(pl.col(name) > 0.05).then(name).otherwise(0) for name in ("ended", "restarting")),
 )

@@ -13,7 +13,7 @@ from tpunb.analysis.causes import NAMED_SHARE, READS
 from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
 from tpunb.analysis.roofline import Roofline, device_of
 from tpunb.analysis.run import Run, loaded, steps
-from tpunb.analysis.time_line import EACH, OTHERS, acts
+from tpunb.analysis.time_line import EACH, OTHERS, VALIDATING, acts
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
@@ -340,22 +340,23 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     ``wall_ps``; of each account by its ``metric`` in ``tpunb.schema.ACCOUNTS``, of ``retracing`` (tracing and compiling
     a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three models or more,
     but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew`` (iterators of Keras, with
-    ``awaiting``, the waits for their first batches, and ``of_arrays``, those of arrays), ``ended`` (iterators of
-    tf.data), ``starting`` and ``restarting`` (workers of a DataLoader, in its first pass and later), ``importing``
-    (modules, by samples of preparation), ``refitting`` (around and before the steps of fits of one batch), ``stepping``
-    (steps without waits), ``dispatching`` (of it, what a compiled step would not take; see ``eager``), ``slowing`` (of
-    steps, beyond those of the first quarter) and ``frozen`` (a model without gradients, called at ``frozen_at``),
-    ``double`` (what double precision costs at most) and ``unthreaded`` (what ``processors`` beyond the ``threads`` of
-    PyTorch would save at most) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of
-    memory in bytes an hour, if steady, to ``memory`` in bytes; ``crowding``, the share of the processors that other
-    programs used while none was free; ``eager``, what runs steps operation by operation; ``debug``, what checks each
-    operation; ``data``, the kind of the data; ``waits``, "thread" if code waits for one, "collector" if it collects
-    garbage; ``collects``, "program" if that collects garbage itself; ``calls``, "model" if callbacks mostly call one;
-    ``evaluates``: "predict", "mode" if no batch is evaluated, or "batches"; ``saves``, "background" if Orbax does not
-    hold up the training for them; ``callback`` and ``retraced``, what took most of it, with ``callback_ps``, the
-    ``reason`` of retracing, and what had ``changed``: function, value, shape or growth; ``models``, how many steps of
-    models were traced; ``unplanned``, ``saving`` without a known time between failures; ``save_ps``, time to save once;
-    ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the interval of least loss by Young.
+    ``awaiting``, the waits for their first batches, and ``of_arrays``, those of arrays), ``validating`` (waits for
+    input of evaluations), ``ended`` (iterators of tf.data), ``starting`` and ``restarting`` (workers of a DataLoader,
+    in its first pass and later), ``importing`` (modules, by samples of preparation), ``refitting`` (around and before
+    the steps of fits of one batch), ``stepping`` (steps without waits), ``dispatching`` (of it, what a compiled step
+    would not take; see ``eager``), ``slowing`` (of steps, beyond those of the first quarter) and ``frozen`` (a model
+    without gradients, called at ``frozen_at``), ``double`` (what double precision costs at most) and ``unthreaded``
+    (what ``processors`` beyond the ``threads`` of PyTorch would save at most) the share of wall time, 0 to 1, and the
+    time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in bytes;
+    ``crowding``, the share of the processors that other programs used while none was free; ``eager``, what runs steps
+    operation by operation; ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "thread"
+    if code waits for one, "collector" if it collects garbage; ``collects``, "program" if that collects garbage itself;
+    ``calls``, "model" if callbacks mostly call one; ``evaluates``: "predict", "mode" if no batch is evaluated, or
+    "batches"; ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and ``retraced``,
+    what took most of it, with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``: function, value,
+    shape or growth; ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a known time
+    between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves; ``save_best_ps``,
+    the interval of least loss by Young.
 
     Parameters
     ----------
@@ -396,6 +397,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         taken[name] = min(int(time_ps) // run.hosts, most_ps)
         most_ps -= taken[name]
     taken["anew"] += taken["awaiting"]
+    validating = run.frame.filter(account="evaluation", detail=VALIDATING)
+    taken["validating"] = int(validating["time_ps"].sum()) // run.hosts
     taken["of_arrays"] = taken["anew"] if traits(phases.steps)["data"] == "arrays" else 0  # Keras' own, no slow input
     imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(IMPORTS))
     taken["importing"] = round(taken["preparation"] * imports["share"].sum())

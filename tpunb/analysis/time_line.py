@@ -27,6 +27,7 @@ REDUCTION = "reduction of a window"  # work of the profiler beside the training
 BOUNDARY = "begin or end of a window"
 INSIDE_STEPS = "inside steps"
 DRAWN = "a generator of the program"
+VALIDATING = "waiting for input"  # of an evaluation
 _ACTS = "a policy acts"  # until samples divide its time
 OTHERS = "other programs"  # a reason of step time deviation
 ALONE = "lines that other steps do not run"  # another
@@ -232,7 +233,7 @@ def _of_steps(run: HostRun, cells: _Cells, start: Ints, end: Ints, spans: pl.Dat
     ).with_row_index("index")
     account, loads = pl.col("account"), pl.col("account") == "data loading"
     of_evaluation = pl.col("evaluates") & account.is_in(["productive", "data loading"])
-    wait = pl.when("evaluates").then(pl.lit("waiting for input")).otherwise("wait_place")
+    wait = pl.when("evaluates").then(pl.lit(VALIDATING)).otherwise("wait_place")
     place = pl.when(loads).then(wait).when(account == "step time deviation").then("reason")
     by_windows = pl.lit(not run.clocked) | (loads & ~pl.col("by_clock"))
     source = pl.when(by_windows).then(pl.lit("windows")).otherwise(pl.lit("clock"))
