@@ -100,6 +100,27 @@ def test_tensorflow_says_which_value_changed_and_that_a_function_is_made_anew():
     ]
 
 
+@pytest.mark.parametrize("within", ["step", "a function of it", "data", None])
+def test_whether_a_step_of_tensorflow_calls_python_is_a_fact_of_the_run(within):
+    tf = pytest.importorskip("tensorflow")
+
+    def python(x):
+        return tf.numpy_function(lambda x: x + 1, [x], tf.float32)
+
+    @tf.function
+    def inner(x):
+        return python(x) if within == "a function of it" else x * 2
+
+    @tf.function
+    def step(x):
+        return python(x) if within == "step" else inner(x)
+
+    with spans_of([]) as clock:
+        data = tf.data.Dataset.from_tensors(tf.ones(2))
+        step(next(iter(data.map(python) if within == "data" else data)))
+    assert clock.metadata.get("python") == ("step" if within in ("step", "a function of it") else None)
+
+
 def test_jax_traces_and_compiles_by_name():
     jax = pytest.importorskip("jax")
     found = []
