@@ -17,6 +17,7 @@ from tpunb.text import duration
 
 _ALSO = ["growing memory", "debugging", "few threads"]  # causes that are named beside what took most
 _APART = ("program startup", "preparation", "checkpoint restore", "profiler")  # of which no run is unhealthy
+_HEALTHY = "Healthy: "
 _LEAST_PRODUCTIVE = 0.5  # of the rest, in a healthy run
 
 
@@ -92,7 +93,7 @@ def _first(phases: Phases, run: Goodput, ranked: pl.DataFrame) -> Verdict:
         do = (
             f"In {phases.names.get(row['phase'], 'the run')}: {row['action']}, saves up to {duration(row['saves_ps'])}."
         )
-        return Verdict(f"{sentence} {do}", None, row["action"], row["saves_ps"], healthy, row["id"])
+        return Verdict(f"{sentence.removeprefix(_HEALTHY)} {do}", None, row["action"], row["saves_ps"], cause=row["id"])
     return Verdict(sentence, healthy=healthy)
 
 
@@ -108,7 +109,7 @@ def _healthy(run: Goodput) -> tuple[str, bool]:
     """Return how much of a run without a single waste is productive, and whether that is half, startup apart."""
     apart_ps = sum(run.time_ps(name) for name in _APART)
     healthy = run.time_ps("productive") >= _LEAST_PRODUCTIVE * (run.wall_ps - apart_ps)
-    parts = [f"{'Healthy: ' * healthy}{took(run, run.time_ps('productive'))} is productive training."]
+    parts = [f"{_HEALTHY * healthy}{took(run, run.time_ps('productive'))} is productive training."]
     shares = totals(run).filter(pl.col("share") >= NAMED_SHARE)["account"].cast(pl.String)
     others = others_used(run)
     for name in shares:
