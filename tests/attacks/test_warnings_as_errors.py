@@ -130,7 +130,7 @@ def test_a_training_is_captured_saved_and_resumed_where_libraries_warn(tmp_path,
     assert seen.returncode == 0, seen.stderr
     assert "resumed exactly" in seen.stdout
     assert "Traceback" not in seen.stderr
-    assert facts(tmp_path / "run")["state"] == "finished"
+    assert facts(tmp_path / "run")["state"] == "finished", seen.stderr
     assert tp.load(tmp_path / "run").stored.frame["step"].to_list() == [*range(16)]
 
 
