@@ -1,5 +1,6 @@
 """Exports of Nsight Systems as SQLite: their work on devices, steps and processes."""
 
+import gzip
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
@@ -89,6 +90,16 @@ def test_ranges_of_operators_copies_and_overhead_have_their_names(tmp_path):
     assert {*names.rows()} >= {("aten::add", None), ("Buffer Flush", "profiler"), ("gemm", None)}
     assert "a mark" not in names["name"]
     assert names.filter(pl.col("name").str.starts_with("Memcpy HtoD")).height == 1
+
+
+@pytest.mark.parametrize("name", ["a.sqlite", "a.sqlite.gz", "report.db"])
+def test_an_export_is_one_by_its_content(tmp_path, name):
+    content = export(tmp_path / "export", both(process(100, 0))).read_bytes()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    profile = tp.load(tmp_path / name)
+    assert len(tp.steps(profile)) == 3
+    assert profile.read_details("instructions").is_empty()
+    assert profile.read_details("calls").is_empty()
 
 
 @pytest.mark.parametrize(

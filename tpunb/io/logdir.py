@@ -343,12 +343,14 @@ def _details(parts: Sequence[_Part], by_ps: Sequence[int], kind: str) -> pl.Data
 
 def details(file: Location, data: storage.Bytes | None, kind: str) -> pl.DataFrame:
     """Return a frame that one raw file holds beside events, empty if its format has none; None reads the file."""
-    is_xplane, is_database = host_files.is_xplane(file.name), file.name.endswith(host_files.DATABASE)
-    module = "xplane" if is_xplane else "nsys" if is_database else "chrome_trace"
-    reader = getattr(import_module(f"tpunb.io.{module}"), kind, None)
-    if reader is None:
+    is_xplane = host_files.is_xplane(file.name)
+    reader = getattr(import_module("tpunb.io.xplane" if is_xplane else "tpunb.io.chrome_trace"), kind, None)
+    if reader is not None:
+        data = storage.read(file) if data is None else data
+        if not is_xplane and storage.is_database(data):
+            reader = getattr(import_module("tpunb.io.nsys"), kind, None)
+    if reader is None or data is None:
         return pl.DataFrame(schema=getattr(schema, kind.upper()))
-    data = storage.read(file) if data is None else data
     frame: pl.DataFrame = reader(data if is_xplane else data.tobytes(), source=str(file))
     return frame
 
