@@ -486,7 +486,7 @@ def _around(thread: Thread) -> tuple[Place, ...]:
     """Return the frames of the functions that did not end meanwhile: those of the loop, unless their names evaluate."""
     stacks = [stretch.frames for stretch in thread.stretches]
     same = takewhile(lambda of: len({(each.file, each.function) for each in of}) == 1, zip(*stacks, strict=False))
-    trains = takewhile(lambda of: "train" in of[0].function.lower() or not is_evaluation(of[0].function), same)
+    trains = takewhile(lambda of: not is_evaluation(of[0].function), same)
     return tuple(of[0] for of in trains)
 
 
