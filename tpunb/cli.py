@@ -47,6 +47,7 @@ _HELP = """Profile trainings, and report on their runs.
   tpunb run -- python train.py      capture an unchanged program
   tpunb attach 4711 --for 30s       observe a program that runs already, from outside
   tpunb report runs/bert            what took the time, what to do first, what is not known
+  tpunb try runs/bert               what its remedies save, tried on the program that is not changed
   tpunb compare runs/a runs/b       whether run b is slower than run a, for certain
   tpunb steps runs/bert --explain   which rule and which events made a step, and its kind
   tpunb runs                        a table of the runs in a folder
@@ -92,6 +93,9 @@ def _answer(words: list[str]) -> int:
         return 0
     if words[0] == "run":
         return _run(words[1:])
+    if words[0] == "try":
+        end = words.index("--") if "--" in words else len(words)
+        return _read("try", [*words[1:end], *(["--command", shlex.join(words[end + 1 :])] * (end < len(words)))])
     if words[0] in _COMMANDS:
         return _read(words[0], words[1:])
     raise TpunbError(f"unknown command {words[0]!r}", hint="tpunb --help lists the commands")
@@ -128,6 +132,7 @@ def _run(words: list[str]) -> int:
 def _run_blocked(words: list[str], variables: Mapping[str, str], mask: Iterable[int]) -> int:
     from tpunb.io import storage
     from tpunb.io.job_folder import MEMBER
+    from tpunb.io.run_folder import COMMAND
     from tpunb.profiler.options import capture_arguments, default_folder, help_text
 
     end = words.index("--") if "--" in words else len(words)
@@ -160,6 +165,9 @@ def _run_blocked(words: list[str], variables: Mapping[str, str], mask: Iterable[
         Path(place).rmdir()  # if it is empty
     try:
         runs = _arrange(folder, captured)
+        with suppress(OSError):  # a URL, or no run
+            program = {"command": command, "folder": str(Path.cwd())}
+            Path(folder, COMMAND).write_text(json.dumps(program)) if Path(folder).is_dir() else None
         if not options.quiet and rank in ("", "0"):
             form = str if "://" in folder else Path
             earlier = None if moved is None else earlier_run(form(folder), form(moved))
@@ -443,6 +451,23 @@ def _attach(options: argparse.Namespace) -> int:
     return _STANDS_CODE if found.stands else 0
 
 
+def _try_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", help="run of tpunb run, whose command is run again")
+    parser.add_argument("--command", help=argparse.SUPPRESS)
+    parser.add_argument("--budget", metavar="TIME", type=_time, default=60.0, help="for all trials: 60s")
+    parser.add_argument("--writes-again", action="store_true", help="let each run write where the program does")
+
+
+def _try(options: argparse.Namespace) -> int:
+    from tpunb.tuning.tried import try_remedies
+
+    if options.run is None and options.command is None:
+        raise _WrongUsage("no run and no program", hint="tpunb try runs/bert, or tpunb try -- python train.py")
+    command = None if options.command is None else shlex.split(options.command)
+    try_remedies(options.run, command, budget_s=options.budget, writes_again=options.writes_again)
+    return 0
+
+
 def _compare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", help=f"baseline: {_PATH}")
     parser.add_argument("b", help="run that may be slower")
@@ -500,11 +525,27 @@ def _steps(options: argparse.Namespace) -> int:
 def _runs_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="?", default="runs", help="folder of runs at any depth; runs if left out")
     parser.add_argument("--json", action="store_true", help="print JSON, a row of tpunb.schema.RUNS for each run")
+    parser.add_argument(
+        "--tried", action="store_true", help="list the remedies that `tpunb try` tried, and their gains"
+    )
 
 
 def _runs(options: argparse.Namespace) -> int:
     from tpunb.analysis import runs
 
+    if options.tried:
+        from tpunb.tuning.tried import tried
+
+        found = tried(options.folder).to_dicts()
+        if options.json:
+            print(json.dumps(found, indent=_indent()))
+            return 0
+        titles = [("RUN", "CAUSE", "CHANGE", "DECISION", "OUTPUT", "PROMISED", "SAVED", "OF")]
+        words = [[str(each[name]) for name in ("run", "cause", "change", "decision", "output")] for each in found]
+        seconds = [[each[name] for name in ("promised_s", "saved_s", "before_s")] for each in found]
+        shown_s = [["-" if time_s is None else f"{time_s:.2f} s" for time_s in row] for row in seconds]
+        _print_table([*titles, *(tuple(map(plain, [*row, *more])) for row, more in zip(words, shown_s, strict=True))])
+        return 0
     frame = runs(options.folder)
     if options.json:
         rows = frame.with_columns(started=frame["started"].dt.to_string("iso:strict")).to_dicts()
@@ -520,10 +561,14 @@ def _runs(options: argparse.Namespace) -> int:
         names = (cut(plain(text or "-"), 32) for text in (program, device))
         counts = "-" if steps is None else f"{steps:,}", "-" if phases is None else f"{phases}"
         shown.append((when, plain(name or "-"), *names, *times, step, *counts, plain(state or "-")))
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    for row in shown:
-        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    _print_table(shown)
     return 0
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _watch_options(parser: argparse.ArgumentParser) -> None:
@@ -624,6 +669,14 @@ _COMMANDS: dict[str, tuple[str, str, Callable[..., None], Callable[..., int]]] =
         "tpunb attach 4711 --for 30s -o runs/bert",
         _attach_options,
         _attach,
+    ),
+    "try": (
+        "Run a program in turns with and without each of the first remedies of its run, in fresh processes that write\n"
+        "to a copy of its folder, and print what each saves and whether the output is equal.\n\n"
+        "Exit code: 0; 64 for wrong usage, 65 for a program that fails.",
+        "tpunb try --budget 2min -- python train.py",
+        _try_options,
+        _try,
     ),
     "compare": (
         "Decide whether the steps of run b are slower than those of run a, by a 99 % interval.\n\n"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from numbers import Real
 from typing import Any
 
@@ -21,7 +23,7 @@ from tpunb.analysis.stragglers import Hosts, slow_ranks, why
 from tpunb.analysis.time_line import FEWEST_TRACED, INSIDE_STEPS
 from tpunb.costs.torch_cost import KINDS
 from tpunb.errors import wrong_type
-from tpunb.frames import Phases
+from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import distinct_ops
 from tpunb.schema import ACCOUNTS, PEERS
@@ -35,7 +37,7 @@ _TRAINED = 2  # steps, after which it trains
 _LATE = ("long startup", "preparation")  # causes of what is paid once
 _LATE_ACCOUNTS = ("preparation", "program startup")
 _NO_WASTE = ("productive", "profiler", "tuning", "resuming")
-_SCHEMA = {**schema.ADVICE, "account": pl.String(), "late": pl.Boolean()}
+_SCHEMA = {**schema.ADVICE, "trial": pl.String(), "account": pl.String(), "late": pl.Boolean()}
 
 
 def advise(
@@ -109,7 +111,7 @@ def _candidates(
     if (hosts := slow_ranks(phases.steps) if hosts is None else hosts) is not None:
         of_phases = pl.concat([of_phases, _of_hosts(hosts, run)])
     if run is None or (metrics := account_metrics(phases, failure_every_h, run)).is_empty():
-        return _ranked(of_phases)
+        return _ranked(of_phases, phases.steps)
     metrics = metrics.with_columns(phase=pl.lit(None, pl.Int64), typical_ps="wall_ps")
     of_run = _applied("run", metrics, float(run.wall_ps), run)
     if "slow rank" in of_phases["rule"]:  # which makes them uneven
@@ -121,10 +123,26 @@ def _candidates(
     # what the clock knows of an account is the same waste in its phases
     accounts = [*of_run.drop_nulls("account")["account"]]
     of_phases = of_phases.filter(pl.col("phase").is_null() | ~pl.col("account").is_in(accounts).fill_null(value=False))
-    return _ranked(pl.concat([of_phases, of_run, general]))
+    return _ranked(pl.concat([of_phases, of_run, general]), phases.steps)
 
 
-def _ranked(rows: pl.DataFrame) -> pl.DataFrame:
+def tried_on(steps: Steps) -> list[dict[str, Any]]:
+    """Return the remedies that were tried on a run's program: "cause", "action", "decision", and "outcome" in words."""
+    with suppress(ValueError, TypeError, AttributeError):  # a file that anybody may have written
+        found = json.loads(steps.metadata.get("tried", "[]"))
+        names = ("cause", "action", "decision", "outcome")
+        return [{name: str(each.get(name, "")) for name in names} for each in found]
+    return []
+
+
+def _ranked(rows: pl.DataFrame, steps: Steps) -> pl.DataFrame:
+    """Return rows with what saves most first, without remedies that saved nothing when they were tried."""
+    refuted = [each for each in tried_on(steps) if each["decision"] == "not faster"]
+    is_refuted = pl.any_horizontal(
+        pl.lit(value=False),
+        *((pl.col("id") == each["cause"]) & (pl.col("action") == each["action"]) for each in refuted),
+    ).fill_null(value=False)
+    rows = rows.with_columns(pl.when(~is_refuted).then(name).alias(name) for name in ("action", "trial"))
     return rows.sort("late", "saves_ps", descending=[False, True], nulls_last=True, maintain_order=True)
 
 
@@ -150,7 +168,7 @@ def _idle_in_steps(run: Goodput) -> pl.DataFrame:
 
 def advise_phases(phases: Phases) -> pl.DataFrame:
     """Return the advice on phases alone, which costs no account of the run."""
-    return _ranked(_of_phases(phases, None, None)).select(*schema.ADVICE)
+    return _ranked(_of_phases(phases, None, None), phases.steps).select(*schema.ADVICE)
 
 
 def _of_phases(phases: Phases, roof: Roofline | None, run: Goodput | None) -> pl.DataFrame:
@@ -200,7 +218,8 @@ def _applied(level: str, sums: pl.DataFrame, run_ps: float, run: Goodput | None 
             account = cause.account or row.get("account")
             late = cause.name in _LATE or (cause.of == "account" and account in _LATE_ACCOUNTS)
             action = None if remedy is None else remedy.action
-            advice = (row["phase"], cause.id, cause.name, saves_ps, row["saved"], sentence, action)
+            trial = None if remedy is None else remedy.trial or None
+            advice = (row["phase"], cause.id, cause.name, saves_ps, row["saved"], sentence, action, trial)
             rows.append((*advice, account, late))
     frame = pl.DataFrame(rows, schema=_SCHEMA, orient="row")
     return frame.sort("saves_ps", "phase", descending=[True, False], nulls_last=True, maintain_order=True)
@@ -241,12 +260,13 @@ def _of_accounts(
     general = _applied("account", sums, float(run.wall_ps), run)
     inside = of_phases.filter(pl.col("phase").is_not_null()).drop_nulls("account").unique("account", keep="first")
     inside = inside.select(
-        "account", *(pl.col(name).alias(f"{name}_in") for name in ("id", "rule", "saves_ps", "action"))
+        "account", *(pl.col(name).alias(f"{name}_in") for name in ("id", "rule", "saves_ps", "action", "trial"))
     )
     joined = general.join(inside, on="account", how="left", maintain_order="left")
     is_its = pl.col("saves_ps_in") >= pl.col("saves_ps") / 2
     return joined.with_columns(
-        pl.when(is_its).then(f"{name}_in").otherwise(name).alias(name) for name in ("id", "rule", "saves_ps", "action")
+        pl.when(is_its).then(f"{name}_in").otherwise(name).alias(name)
+        for name in ("id", "rule", "saves_ps", "action", "trial")
     ).select(*_SCHEMA)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from tpunb.instrument.remedies import Trial
 from tpunb.schema import PEERS
 
 
@@ -25,12 +26,15 @@ class Remedy:
         Evidence that it is the remedy; of several, the first whose evidence is there is given.
     before
         Code that the waste is seen in.
+    trial
+        What `tpunb try` tries it by; None if it changes the program.
     """
 
     text: str
     code: str = ""
     when: pl.Expr | None = None
     before: str = ""
+    trial: Trial | None = None
 
     @property
     def action(self) -> str:
@@ -154,22 +158,23 @@ _INPUT = (
     Remedy(
         "map in parallel, and store what runs in Python, or write it in TensorFlow's operations",
         "data = tp.tune(data).apply(data)", before="data.map(lambda x: tf.py_function(decode, [x], tf.float32))",
-        when=_is("data", "Python tf.data")),
+        when=_is("data", "Python tf.data"), trial=Trial.PARALLEL_MAPS),
     Remedy(
         "prefetch, map in parallel, cache (in a notebook: %%tpupoint --tune)", "data = tp.tune(data).apply(data)",
-        before="data = data.map(decode).batch(32)", when=_is("data", "tf.data")),
+        before="data = data.map(decode).batch(32)", when=_is("data", "tf.data"), trial=Trial.PARALLEL_MAPS),
     Remedy(
         "use larger batches, or run more steps per call", "model.compile(..., steps_per_execution=16)",
-        when=_is("data", "arrays")),
+        when=_is("data", "arrays"), trial=Trial.STEPS_PER_CALL),
     Remedy(
         "give it workers, read more per batch at once",
-        "PyDataset(workers=4, use_multiprocessing=True, max_queue_size=16)", when=_is("data", "PyDataset")),
+        "PyDataset(workers=4, use_multiprocessing=True, max_queue_size=16)", when=_is("data", "PyDataset"),
+        trial=Trial.PYDATASET_WORKERS),
     Remedy(
         "make batches in a keras.utils.PyDataset or a tf.data.Dataset, which prepare them ahead of the steps",
         when=_is("data", "generator")),
     Remedy(
         "give the DataLoader workers", "DataLoader(..., num_workers=2, persistent_workers=True)",
-        before="DataLoader(dataset, batch_size=32)", when=_is("data", "DataLoader")),
+        before="DataLoader(dataset, batch_size=32)", when=_is("data", "DataLoader"), trial=Trial.WORKERS),
     Remedy(
         "give it more workers (num_workers=), store prepared items, transform whole batches",
         when=_is("data", "DataLoader with workers")),
@@ -177,7 +182,8 @@ _INPUT = (
     Remedy(
         "take batches of its tensors by index: a DataLoader reads its rows one by one",
         "for i in range(0, len(x), n): batch = x[order[i:i + n]]",
-        before="for batch in DataLoader(TensorDataset(x), batch_size=n): ...", when=_is("data", "TensorDataset")),
+        before="for batch in DataLoader(TensorDataset(x), batch_size=n): ...", when=_is("data", "TensorDataset"),
+        trial=Trial.ROWS_AT_ONCE),
     Remedy(
         "give Grain threads", "ds.to_iter_dataset(grain.ReadOptions(num_threads=16, prefetch_buffer_size=500))",
         when=_is("data", "Grain")),
@@ -225,8 +231,10 @@ _OF_INPUT = (
         remedies=(
             Remedy(
                 "pass a tf.data.Dataset with_options, or train more epochs in one fit", _NO_AUTOTUNE,
-                when=_is("data", "arrays", "generator", "PyDataset")),
-            Remedy("give the data tf.data.Options, or iterate once over data.repeat(epochs)", _NO_AUTOTUNE)),
+                when=_is("data", "arrays", "generator", "PyDataset"), trial=Trial.NO_AUTOTUNING),
+            Remedy(
+                "give the data tf.data.Options, or iterate once over data.repeat(epochs)", _NO_AUTOTUNE,
+                trial=Trial.NO_AUTOTUNING)),
         evidence=f"{_CLOCK}from the last batch to the end of the iteration",
         source="stacks of threads: RootDataset::Iterator waits for Model::OptimizeLoop (TensorFlow 2.21)",
         no_fault="the run is short: most ends take 0.1 s, and few of them seconds"),
@@ -236,7 +244,7 @@ _OF_INPUT = (
         remedies=(
             Remedy(
                 "keep the workers of the DataLoader", "DataLoader(..., persistent_workers=True)",
-                before="DataLoader(dataset, num_workers=2)"),),
+                before="DataLoader(dataset, num_workers=2)", trial=Trial.KEPT_WORKERS),),
         evidence=f"{_CLOCK}starts of workers, and the wait for the first batch beyond a usual one",
         source="https://docs.pytorch.org/docs/stable/data.html: persistent_workers",
         no_fault="the workers hold data of one epoch, which must go"),
@@ -278,7 +286,7 @@ _OF_STARTUP = (
             Remedy(
                 "wrap the function in jit or tf.function once, outside of the loop, and call that",
                 "step = jax.jit(update)", before="for batch in data: jax.jit(lambda x: update(x))(batch)",
-                when=_is("changed", "function")),
+                when=_is("changed", "function"), trial=Trial.WRAPPED_ONCE),
             Remedy(
                 "pass the Python value as an array, and take it out of the static arguments",
                 "jax.jit(step)(batch, rate)", before="jax.jit(step, static_argnums=1)(batch, rate)",
@@ -315,8 +323,10 @@ _OF_STARTUP = (
             Remedy("train longer per run: programs are kept already", when=_is("cache", "all")),
             Remedy(
                 "train longer per run, or keep programs that compile within a second, too",
-                _KEEP_ALL, when=_is("cache", "slow")),
-            Remedy("train longer per run, or keep programs", _JAX_CACHE, when=_is("backend", "JAX")),
+                _KEEP_ALL, when=_is("cache", "slow"), trial=Trial.KEPT_PROGRAMS),
+            Remedy(
+                "train longer per run, or keep programs", _JAX_CACHE, when=_is("backend", "JAX"),
+                trial=Trial.KEPT_PROGRAMS),
             Remedy(
                 "train longer per run: TensorFlow keeps no cache of what it traces",
                 when=_is("framework", "Keras", "TensorFlow")),
@@ -331,8 +341,10 @@ _OF_STARTUP = (
             Remedy("train longer per run: programs are kept already", when=_is("cache", "all")),
             Remedy(
                 "keep programs that compile within a second, too", _KEEP_ALL,
-                when=_is("cache", "slow")),
-            Remedy("keep programs, which costs this once", _JAX_CACHE, when=_is("backend", "JAX")),
+                when=_is("cache", "slow"), trial=Trial.KEPT_PROGRAMS),
+            Remedy(
+                "keep programs, which costs this once", _JAX_CACHE, when=_is("backend", "JAX"),
+                trial=Trial.KEPT_PROGRAMS),
             Remedy("enable a persistent compilation cache; this cost is paid once per run")),
         evidence=f"{_FULL}compilation in the first step of a kind",
         source="https://docs.jax.dev/en/latest/persistent_compilation_cache.html", no_fault="as T203", of="phase"),
@@ -370,7 +382,7 @@ _OF_STEPS = (
         remedies=(
             Remedy(
                 "compile the model without run_eagerly=True, and leave tf.config.run_functions_eagerly at False",
-                when=_is("eager", "Keras")),
+                when=_is("eager", "Keras"), trial=Trial.COMPILED),
             Remedy(
                 "compile the whole step, the optimizer's apply within", "step = tf.function(step)",
                 when=_is("eager", "TensorFlow")),
@@ -404,8 +416,10 @@ _OF_STEPS = (
         remedies=(
             Remedy(
                 "remove gc.collect() from the loop: what nothing refers to is freed without it",
-                when=_is("collects", "program")),
-            Remedy("call `gc.freeze()` once all is built; collect by hand, between epochs (gc.disable, gc.collect)")),
+                when=_is("collects", "program"), trial=Trial.NO_COLLECT),
+            Remedy(
+                "call `gc.freeze()` once all is built; collect by hand, between epochs (gc.disable, gc.collect)",
+                trial=Trial.NO_COLLECTION)),
         evidence=f"{_CLOCK}collections within steps", source="https://docs.python.org/3/library/gc.html: freeze",
         no_fault="objects that refer to each other in circles must go, or memory grows"),
     Cause(
@@ -429,7 +443,8 @@ _OF_STEPS = (
     Cause(
         "T306", None, "debugging", when=pl.col("debug").is_not_null(), saves=_UNKNOWN,
         sentence="{debug} is on, and checks each operation",
-        remedies=(Remedy("turn it off once the fault is found"),), evidence="the setting of the library",
+        remedies=(Remedy("turn it off once the fault is found", trial=Trial.NO_ANOMALY_DETECTION),),
+        evidence="the setting of the library",
         source="https://docs.pytorch.org/docs/stable/autograd.html: anomaly detection",
         no_fault="the fault is not found yet"),
     Cause(
@@ -456,10 +471,13 @@ _OF_STEPS = (
         remedies=(
             Remedy(
                 "compute in float32", "jax.config.update('jax_enable_x64', False)",
-                before="jax.config.update('jax_enable_x64', True)", when=_is("backend", "JAX")),
+                before="jax.config.update('jax_enable_x64', True)", when=_is("backend", "JAX"),
+                trial=Trial.SINGLE_PRECISION),
             Remedy(
                 "compute in float32", "model.float()", before="model.double()", when=_is("framework", "PyTorch")),
-            Remedy("compute in float32: keras.config.set_floatx('float32')", when=_is("framework", "Keras")),
+            Remedy(
+                "compute in float32: keras.config.set_floatx('float32')", when=_is("framework", "Keras"),
+                trial=Trial.SINGLE_PRECISION),
             Remedy("compute in float32")),
         evidence="types of the parameters, or of the state that a compiled function takes and returns",
         source="a vector unit holds half as many numbers of twice the size",
@@ -471,7 +489,7 @@ _OF_STEPS = (
         remedies=(
             Remedy(
                 "leave the number of threads to PyTorch: no torch.set_num_threads, no OMP_NUM_THREADS",
-                before="torch.set_num_threads(1)"),),
+                before="torch.set_num_threads(1)", trial=Trial.ALL_THREADS),),
         evidence=f"the setting of PyTorch, and {_FULL}operations over 0.1 ms",
         source="https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html",
         no_fault="other processes of the job use the other processors"),
@@ -494,7 +512,7 @@ _OF_THE_PROGRAM = (
                 when=_is("waits", "thread")),
             Remedy(
                 "remove gc.collect() from the loop: what nothing refers to is freed without it",
-                when=_is("waits", "collector")),
+                when=_is("waits", "collector"), trial=Trial.NO_COLLECT),
             Remedy("do it less often, in another thread, or on the device")),
         evidence=f"{_CLOCK}time between steps; samples of the thread that trains, within",
         source="10 % as for input", no_fault="it is the work of the training, such as the environment of an agent"),
@@ -516,7 +534,8 @@ _OF_THE_PROGRAM = (
                 "save less often, and wait for a save only before the next one (wait_until_finished)",
                 when=_is("saves", "background")),
             Remedy(
-                "save less often or in the background; tp.advise(run, failure_every_h=...) computes the interval")),
+                "save less often or in the background; tp.advise(run, failure_every_h=...) computes the interval",
+                trial=Trial.RARE_SAVES)),
         evidence=f"{_CLOCK}saves, as far as the program waits for them",
         source="https://orbax.readthedocs.io/en/stable/guides/checkpoint/async_checkpointing.html",
         no_fault="failures are frequent: `failure_every_h` of `tp.advise` weighs them"),
@@ -540,10 +559,10 @@ _OF_THE_PROGRAM = (
         remedies=(
             Remedy(
                 "call the model on its batch, not predict, which sets up anew", "model(x, training=False)",
-                before="model.predict(x)", when=_is("evaluates", "predict")),
+                before="model.predict(x)", when=_is("evaluates", "predict"), trial=Trial.CALLED_MODEL),
             Remedy(
                 "evaluate every few epochs, or on fewer batches", "model.fit(..., validation_freq=5)",
-                when=_is("framework", "Keras")),
+                when=_is("framework", "Keras"), trial=Trial.RARE_EVALUATION),
             Remedy("evaluate every few epochs, or on fewer batches")),
         evidence=f"{_CLOCK}evaluations, and steps that only measure", source="longer than training",
         no_fault="the evaluation is what the run is for"),
@@ -606,7 +625,7 @@ _OF_DEVICES = (
         "T501", "device idle", "idle", 0.1, "The device is idle for {idle} of the phase's step time {idle_cause}",
         Remedy(
             "run more steps per call", "model.compile(..., steps_per_execution=16)", before="model.compile(...)",
-            when=_is("framework", "Keras")),
+            when=_is("framework", "Keras"), trial=Trial.STEPS_PER_CALL),
         Remedy("run more steps per call (lax.scan), fetch fewer values on the host", when=_is("framework", "JAX")),
         Remedy(
             "launch fewer, larger kernels (torch.compile, CUDA graphs), fetch fewer values on the host",
@@ -858,7 +877,7 @@ def _entry(each: Cause) -> str:
     lines += [f"- Origin: {each.source}.", f"- No fault if: {each.no_fault}."]
     lines += ["- What to do:"] if each.remedies else []
     for remedy in each.remedies:
-        lines.append(f"  - {remedy.text}.")
+        lines.append(f"  - {remedy.text}.{' Can be tried: `tpunb try`.' * bool(remedy.trial)}")
         if remedy.code:
             before = [f"{line}  # before" for line in remedy.before.splitlines()]
             lines += [

@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from tpunb.analysis.advice import advise
+from tpunb.analysis.advice import advise, tried_on
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals, works
 from tpunb.analysis.run import Run, loaded, phases
 from tpunb.analysis.time_line import INSIDE_STEPS
@@ -309,6 +309,7 @@ class _Writer:
         saves = pl.col("saves_ps") >= _LEAST_SHARE * self.whole_ps
         hosts = pl.when(pl.col("phase").is_null()).then(1).otherwise(self._hosts)  # of a phase it is a sum over them
         advice = self._advice.with_columns(pl.col("saves_ps") / hosts)
+        tried = {(each["cause"], each["action"]): each["outcome"] for each in tried_on(self.phases.steps)}
         worth = advice.filter(saves | (pl.col("saves_ps").is_null() & (pl.col("rule") != "unseen")))
         for row in worth.unique("action", keep="first", maintain_order=True).head(_ACTIONS).iter_rows(named=True):
             yield {
@@ -317,6 +318,11 @@ class _Writer:
                 **({} if row["phase"] is None else {"phase": row["phase"]}),
                 "try": row["action"],
                 "saves": None if row["saves_ps"] is None else self._part(row["saves_ps"], "actions", bound="at most"),
+                **(
+                    {"tried": plain(cut(outcome, 2 * _TEXT))}
+                    if (outcome := tried.get((row["id"], row["action"])))
+                    else {}
+                ),
             }
 
     @property
@@ -471,7 +477,8 @@ def _lines(content: Mapping[str, Any], text: Callable[[str], str], *, bold: str,
         yield from ("", bold.format("What to do"))
         for each in content["actions"]:
             saves = "" if each["saves"] is None else f": saves at most {_figure(each['saves'])}"
-            yield item.format(text(f"{each['try']}{saves}"))
+            tried = f"; tried: {each['tried']}" if "tried" in each else ""
+            yield item.format(text(f"{each['try']}{saves}{tried}"))
     if content["unknown"]:
         yield from ("", bold.format("Not known"))
         yield from (item.format(text(f"{each['what']} ({each['shown by']})")) for each in content["unknown"])

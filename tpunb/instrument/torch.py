@@ -178,6 +178,16 @@ def _gradients(sink: Sink, stack: ExitStack) -> None:
     TRAIN_MODE.listen(around(train), Priority.CAPTURE, stack)
 
 
+def listen_to_optimizers(call: Callable[[Any], object], stack: ExitStack) -> None:
+    """Call a function with each optimizer that has updated its parameters."""
+
+    def register(stack: ExitStack) -> None:
+        hook = sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook
+        stack.callback(hook(lambda each, *_: call(each)).remove)
+
+    stack.enter_context(watching("torch.optim.optimizer", register))
+
+
 # -- steps that the program annotates ----------------------------------------------------------------------------------
 
 PROFILER_STEP = LIBRARY.attribute("torch", "profiler.profile.step")

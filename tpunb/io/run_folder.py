@@ -74,6 +74,7 @@ from tpunb.step_stats.sample_places import Stacks, placed_samples, placed_stalls
 from tpunb.text import cut, duration, format_error, plain, plural
 
 RUN, DEVICE, TAIL, LATEST, LOCK = "run.json", "device.json", "ticks.parquet", "latest.bin", ".lock"
+COMMAND, TRIED = "command.json", "tried.json"  # the words of the program and its folder; remedies that were tried on it
 STANDING = "standing.json"
 OPS, EVENTS = "ops", "events"
 
@@ -250,6 +251,8 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     tables = _reduced(facts, tables, files, skipped)
     ops, events = (tables.pop(name).lazy() for name in _READ_LATER)
     hardware, span_ps, (overhead, interval), metadata, notes = _metadata(facts, files[RUN])
+    if TRIED in files:
+        metadata["tried"] = storage.read_small(files[TRIED]).decode(errors="replace")
     notes += (end := _cut(folder, facts))
     tables = {name: _plausible(frame, name, notes.append) for name, frame in tables.items()}
     origin_ns = facts.get("origin_ns")

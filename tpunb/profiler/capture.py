@@ -336,7 +336,7 @@ def _begin(session: CaptureSession, stack: ExitStack) -> None:
     stack.enter_context(signals.resumed.connect(session.resumed.append))
     profilers = [library.SESSIONS for library in (tensorflow, jax, torch)]
     stack.enter_context(ProfilerArbiter(session.on_profiler_start, session.on_profiler_stop, profilers))
-    loop = Loop(session.clock)
+    session.loop = loop = Loop(session.clock)
     stack.enter_context(listening(loop))
     session.on_end = loop.close
     loop.on_launch = session.recorder.stalls.on_launch

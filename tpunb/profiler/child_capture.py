@@ -24,6 +24,7 @@ from typing import Any
 FRAMEWORKS = ("jax", "keras", "tensorflow", "torch")
 HOOK, REQUEST = "sitecustomize", "request.json"
 ANCESTOR = "TPUNB_RUN_ANCESTOR"
+TRIAL = "TPUNB_TRIAL"  # set in a process that tries a remedy
 QUIET = "KINETO_LOG_LEVEL"  # what PyTorch's profiler prints; the capture sets it
 """Variable with process, rank and state of the process that started this one: "program" or "command" (a library's)
 if it is captured, else ""."""
@@ -153,6 +154,8 @@ class FrameworkFinder:
         if in_fork:
             options |= {"schedule": capture.Schedule.ticks(), "stacks": False}
         self._run = self._capture.enter_context(capture.capture(place, **options))
+        if TRIAL in os.environ:
+            importlib.import_module("tpunb.training.tried_process").begin(self._capture, self._run)
         self._run._session.defers = True
         for variable in os.environ.keys() - variables.keys() - {QUIET}:  # set by libraries that only the capture needs
             del os.environ[variable]
@@ -257,6 +260,12 @@ def _is_command() -> bool:
 def _start(hook: str) -> None:
     """Watch the imports of this process, and run the ``sitecustomize`` that this one hides."""
     sys.path[:] = [path for path in sys.path if path != hook]
+    if TRIAL in os.environ:
+        try:
+            importlib.import_module("tpunb.training.tried_process").guard()
+        except BaseException as error:  # noqa: BLE001  without it the program might write what it must not
+            print(f"tpunb: a trial cannot begin: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
     with suppress(Exception):  # the program must continue
         sys.meta_path.insert(0, FrameworkFinder(hook))
     this = sys.modules.pop(HOOK)

@@ -92,6 +92,7 @@ class CaptureSession:
         self._at_boundary = False  # whether the source begins or ends a session in the thread that trains
         self.import_watchers: list[Callable[[], None]] = []  # called regularly: what has been imported since?
         self.resumed: list[str] = []  # sentences on fits that were resumed from a checkpoint
+        self.loop: Any = None  # what libraries report to
         self.on_end: Callable[[], None] = lambda: None  # called as the block or the thread that trains has ended
         self.spawned_by = ""  # process that started this one by ``multiprocessing``
         self.defers = False  # whether windows that are not reduced by the end are left to readers

@@ -77,9 +77,9 @@ class FileGuard:
         with ExitStack() as stack:
             self._folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tpunb-kept-"))
             stack.callback(vars(self).update, vars(FileGuard()))
-            hooks = {each: self._opening(*_OPENERS[each]) for each in _OPENERS}
-            for attribute, hook in (hooks | dict.fromkeys(python.MOVES, self._renaming)).items():
-                stack.enter_context(attribute.listening(around(hook), Priority.CHECKPOINTS))
+            listen_to_openers(self.path, stack)
+            for attribute in python.MOVES:
+                stack.enter_context(attribute.listening(around(self._renaming), Priority.CHECKPOINTS))
             self._checkpoints = tuple(str(checkpoint.absolute().parent / name) for name in CHECKPOINT_NAMES)
             self.is_skipping, self.reached_s, self._saved_s, self._diverge = True, saved_s, saved_s, diverge
             try:
@@ -180,20 +180,6 @@ class FileGuard:
                 else:
                     warn_user(f"{plain(path)} was kept; what the resumed run wrote there is in {plain(beside)}")
 
-    def _opening(self, at: int, mode: str | None) -> Callable[..., Any]:
-        """Return a hook for a function that opens the file of an argument."""
-
-        def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            given = mode or str(kwargs.get("mode", args[at + 1] if len(args) > at + 1 else "r") or "r")
-            name = next((name for name in ("file", "name", "filename", "file_prefix") if name in kwargs), "")
-            if name:
-                kwargs[name] = self.path(kwargs[name], given)
-            elif len(args) > at:
-                args = (*args[:at], self.path(args[at], given), *args[at + 1 :])
-            return original(*args, **kwargs)
-
-        return hook
-
     def _renaming(self, original: Callable[..., Any], source: Any, target: Any, **kwargs: Any) -> Any:
         """Move a new file to the copy of one that is kept, as programs do that replace a file at once."""
         path, old = _absolute(target), _absolute(source)
@@ -208,6 +194,25 @@ class FileGuard:
 
 guard = FileGuard()
 """That of this process."""
+
+
+def listen_to_openers(path: Callable[[Any, str], Any], stack: ExitStack) -> None:
+    """Let functions that open a file by its path, of whatever language, open `path(file, mode)` in its place."""
+
+    def opening(at: int, mode: str | None) -> Callable[..., Any]:
+        def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            given = mode or str(kwargs.get("mode", args[at + 1] if len(args) > at + 1 else "r") or "r")
+            name = next((name for name in ("file", "name", "filename", "file_prefix") if name in kwargs), "")
+            if name:
+                kwargs[name] = path(kwargs[name], given)
+            elif len(args) > at:
+                args = (*args[:at], path(args[at], given), *args[at + 1 :])
+            return original(*args, **kwargs)
+
+        return hook
+
+    for attribute, (at, mode) in _OPENERS.items():
+        stack.enter_context(attribute.listening(around(opening(at, mode)), Priority.CHECKPOINTS))
 
 
 def _absolute(file: Any) -> str:

@@ -1,0 +1,383 @@
+"""Remedies that are tried on a program that is not changed: `tpunb try`."""
+
+import gc
+import json
+import math
+import subprocess
+import sys
+import zipfile
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tpunb as tp
+from tpunb.analysis import CAUSES
+from tpunb.analysis.advice import candidates
+from tpunb.instrument import remedies
+from tpunb.io.run_folder import COMMAND, TRIED
+from tpunb.training.tried_process import Guard, Plan
+from tpunb.tuning import tried as trials
+from tpunb.tuning.tried import Tried
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+@pytest.fixture
+def changed():
+    with ExitStack() as stack:
+        yield lambda name: remedies.apply(remedies.Trial[name], stack)
+
+
+# -- what is changed ---------------------------------------------------------------------------------------------------
+
+
+def test_remedies_and_changes_name_each_other():
+    named = {remedy.trial for cause in CAUSES for remedy in cause.remedies} - {None}
+    assert named == {*remedies.CHANGES} - {remedies.Trial.NONE}
+
+
+@pytest.mark.live
+def test_a_loader_gets_workers_and_gives_the_same_batches(changed):
+    data = pytest.importorskip("torch.utils.data")
+    before = [[*map(int, batch)] for batch in data.DataLoader(range(10), batch_size=4)]
+    changed("WORKERS")
+    loader = data.DataLoader(range(10), batch_size=4)
+    assert (loader.num_workers, loader.persistent_workers) == (2, True)
+    assert [[*map(int, batch)] for batch in loader] == before
+
+
+def test_data_without_indices_and_own_workers_stay(changed):
+    data = pytest.importorskip("torch.utils.data")
+
+    class Stream(data.IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    changed("WORKERS")
+    assert data.DataLoader(Stream()).num_workers == 0
+    assert data.DataLoader(range(3), num_workers=1).num_workers == 1
+
+
+def test_workers_are_kept_where_there_are_some(changed):
+    data = pytest.importorskip("torch.utils.data")
+    changed("KEPT_WORKERS")
+    assert data.DataLoader(range(3), num_workers=1).persistent_workers
+    assert not data.DataLoader(range(3)).persistent_workers
+
+
+def test_rows_of_tensors_are_read_at_once(changed):
+    torch = pytest.importorskip("torch")
+    x, y = torch.arange(20.0).reshape(10, 2), torch.arange(10)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=4)
+    before = [*loader]
+    changed("ROWS_AT_ONCE")
+    for one, other in zip(before, loader, strict=True):
+        assert all(map(torch.equal, one, other))
+
+
+def test_settings_of_pytorch(changed):
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    changed("ALL_THREADS")
+    changed("NO_ANOMALY_DETECTION")
+    torch.set_num_threads(threads + 1)
+    torch.autograd.set_detect_anomaly(True)
+    assert torch.get_num_threads() == threads
+    assert not torch.is_anomaly_enabled()
+
+
+def test_one_save_of_ten(changed, tmp_path):
+    torch = pytest.importorskip("torch")
+    changed("RARE_SAVES")
+    for number in range(20):
+        torch.save({}, tmp_path / f"{number}.pt")
+    assert {path.stem for path in tmp_path.iterdir()} == {"9", "19"}
+
+
+def test_a_function_of_one_code_is_wrapped_once_and_another_is_not(changed):
+    jax = pytest.importorskip("jax")
+    changed("WRAPPED_ONCE")
+    rate, names = 1.0, []
+
+    def make(rate):
+        return jax.jit(lambda x: x * rate)
+
+    names = [make(1.0), make(1.0), make(2.0)]
+    assert names[0] is names[1]
+    assert names[0] is not names[2]
+    assert [float(each(3.0)) for each in names] == [3.0, 3.0, 6.0]
+    assert float(jax.jit(lambda x: x + rate)(1.0)) == 2.0
+
+
+def test_collections(changed):
+    changed("NO_COLLECT")
+    assert gc.collect() == 0
+    changed("NO_COLLECTION")
+    assert not gc.isenabled()
+
+
+def test_collections_are_back_after_the_block():
+    with ExitStack() as stack:
+        remedies.apply(remedies.Trial.NO_COLLECTION, stack)
+    assert gc.isenabled()
+
+
+def test_fits_of_keras(changed):
+    keras = pytest.importorskip("keras")
+    for name in ("COMPILED", "RARE_EVALUATION", "CALLED_MODEL", "STEPS_PER_CALL"):
+        changed(name)
+    evaluations = []
+
+    class Counts(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            evaluations.append(1)
+
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    x, y = np.ones((64, 2), "float32"), np.ones((64, 1), "float32")
+    model.fit(x, y, epochs=5, validation_data=(x, y), verbose=0, callbacks=[Counts()])
+    assert not model.run_eagerly
+    assert model.steps_per_execution == 16
+    assert len(evaluations) == 1
+    np.testing.assert_allclose(model.predict(x[:8], verbose=0), model(x[:8]), rtol=1e-6)
+    assert model.predict(x, verbose=0).shape == (64, 1)  # two batches
+
+
+def test_maps_of_tensorflow_give_the_same_elements(changed):
+    tf = pytest.importorskip("tensorflow")
+    for name in ("PARALLEL_MAPS", "NO_AUTOTUNING"):
+        changed(name)
+    assert [int(each) for each in tf.data.Dataset.range(20).map(lambda n: n * n)] == [n * n for n in range(20)]
+
+
+# -- what a trial may write --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    home, kept = tmp_path / "home", tmp_path / "kept"
+    home.mkdir()
+    (home / "train.py").write_text("x")
+    (home / "large.bin").write_bytes(b"y" * 100)
+    (home / ".git").mkdir()
+    (home / "data" / "deep").mkdir(parents=True)
+    kept.mkdir()
+    monkeypatch.setattr(trials, "_LARGEST", 50)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    trials._mirror(home, kept / "home")
+    return home, kept / "home", Guard(Plan(str(kept), str(kept / "home"), str(home)))
+
+
+def test_a_folder_is_mirrored(places):
+    home, scratch, _ = places
+    assert {path.name for path in scratch.iterdir()} == {path.name for path in home.iterdir()}
+    assert (scratch / "train.py").read_text() == "x"
+    assert not (scratch / "train.py").is_symlink()
+    assert (scratch / "large.bin").is_symlink()
+    assert (scratch / ".git").is_symlink()
+    assert (scratch / "data" / "deep").is_dir()
+
+
+def test_a_folder_that_holds_its_own_copy_is_mirrored_once(places):
+    home, _, _ = places
+    (home / "trial").mkdir()
+    trials._mirror(home, home / "trial" / "home")
+    assert not (home / "trial" / "home" / "trial").exists()
+    assert (home / "trial" / "home" / "train.py").exists()
+
+
+def test_a_folder_of_many_files_is_not_copied(places, monkeypatch):
+    home, scratch, _ = places
+    monkeypatch.setattr(trials, "_MOST_FILES", 2)
+    with pytest.raises(tp.TpunbError, match="more than 2 files"):
+        trials._mirror(home, scratch.with_name("other"))
+
+
+def test_a_trial_writes_in_its_folder(places):
+    home, scratch, guard = places
+    for path in (scratch / "new.pt", scratch / "data" / "x", Path("/dev/null")):
+        guard.check(str(path))
+    guard.check(str(scratch / "large.bin"))
+    (scratch / "large.bin").write_bytes(b"z")
+    assert (home / "large.bin").read_bytes() == b"y" * 100
+    assert guard.refused == []
+
+
+@pytest.mark.parametrize("name", ["model.pt", "data/x", ".git/config"])
+def test_a_trial_writes_nothing_of_the_user(places, name):
+    home, scratch, guard = places
+    refused = scratch / name if name.startswith(".git") else home / name
+    with pytest.raises(PermissionError, match="--writes-again"):
+        guard.check(str(refused))
+    assert guard.refused == [str(refused)]
+
+
+@pytest.mark.parametrize(
+    ("event", "arguments"),
+    [
+        ("open", ("{}/x", "w", 0o1 | 0o100)),
+        ("os.mkdir", ("{}/x", 0o777, -1)),
+        ("os.remove", ("{}/train.py", -1)),
+        ("os.rename", ("/dev/null", "{}/x", -1, -1)),
+        ("shutil.rmtree", ("{}", None)),
+    ],
+)
+def test_what_is_refused(places, event, arguments):
+    home, _, guard = places
+    given = tuple(each.format(home) if isinstance(each, str) else each for each in arguments)
+    with pytest.raises(PermissionError):
+        guard.audit(event, given)
+
+
+def test_reading_is_allowed(places):
+    home, _, guard = places
+    guard.audit("open", (str(home / "train.py"), "r", 0))
+    assert guard.opened(str(home / "train.py"), "r") == str(home / "train.py")
+    assert guard.refused == []
+
+
+# -- what is said ------------------------------------------------------------------------------------------------------
+
+_FASTER = Tried("T101", "give workers", "with workers", before_s=10.0, after_s=7.0, promised_s=3.5, pairs=3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"decision": "faster", "low_s": 2.9, "high_s": 3.1, "output": "equal"},
+            "saves 3.0 s of 10.0 s (95 %: 2.9 s to 3.1 s), 3.5 s promised; output equal, bit for bit",
+        ),
+        (
+            {"decision": "not faster", "after_s": 9.9, "output": "differs", "difference": 0.01},
+            "no gain: 9.9 s with it, 10.0 s without, 3.5 s promised; output differs by 0.01 of its norm",
+        ),
+        (
+            {"decision": "undecided", "output": "unknown", "note": "the runs were stopped", "loses": "saves"},
+            "not certain after 3 of each: 3.0 s of 10.0 s, 3.5 s promised; a larger --budget decides; output not "
+            "compared: the runs were stopped; without saves",
+        ),
+        ({"before_s": None, "note": "ValueError: x"}, "failed: ValueError: x"),
+    ],
+)
+def test_outcomes_in_words(changes, words):
+    assert Tried(**{**asdict(_FASTER), **changes}).outcome == words
+
+
+def test_outputs_are_compared_bit_for_bit():
+    ones = [np.ones(4, "float32")]
+    near = [np.nextafter(ones[0], 2)]
+    assert trials._difference(ones, [ones[0].copy()]) == 0
+    assert 0 < trials._difference(ones, near) < 1e-6
+    assert trials._difference(ones, [np.ones(5, "float32")]) is None
+    assert trials._difference([np.full(2, math.nan)], [np.full(2, math.nan)]) == 0
+
+
+# -- what becomes of it ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path):
+    with zipfile.ZipFile(CORPUS / "torch_slow_dataset.zip") as entry:
+        entry.extractall(tmp_path)
+    return tmp_path
+
+
+def tries(run, **changes):
+    [row] = candidates(tp.phases(run)).filter(trial="workers").to_dicts()
+    each = Tried(row["id"], row["action"], "with workers", **{"before_s": 9.0, "after_s": 8.9, "pairs": 3, **changes})
+    (run / TRIED).write_text(json.dumps([{**asdict(each), "outcome": each.outcome}]))
+    return row["action"]
+
+
+def test_a_remedy_that_helped_says_how_much(run):
+    action = tries(run, decision="faster", output="equal")
+    [found] = [each for each in tp.report(run).content["actions"] if each["try"] == action]
+    assert found["tried"].startswith("saves")
+    assert found["tried"] in tp.report(run).to_text()
+    assert trials.tried(run).select("run", "cause", "decision").rows() == [(run.name, "T101", "faster")]
+
+
+def test_a_remedy_that_was_refuted_is_advised_no_more(run):
+    action = tries(run, decision="not faster")
+    assert action not in tp.advise(run)["action"].to_list()
+    assert "Waiting for input" in tp.report(run).content["verdict"]["sentence"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"cause": {}}]', "\0"])
+def test_a_damaged_record_of_trials_is_left_out(run, text):
+    (run / TRIED).write_text(text)
+    assert tp.advise(run).height
+    assert trials.tried(run).height <= 1
+
+
+def test_a_run_without_its_command_says_what_to_type(run):
+    with pytest.raises(tp.TpunbError, match="command"):
+        trials.try_remedies(run)
+
+
+_PROGRAM = """
+import time, torch
+from pathlib import Path
+
+class Slow:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return torch.full((4,), float(index))
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+for x in torch.utils.data.DataLoader(Slow(), batch_size=8, shuffle=True):
+    model(x).square().mean().backward()
+    optimizer.step()
+torch.save(model.state_dict(), "model.pt")
+Path({path!r}).write_text("x")
+"""
+
+
+@pytest.fixture
+def tpunb(tmp_path):
+    """A program that writes to `path`, and the command line in its folder."""
+    pytest.importorskip("torch")
+    folder = tmp_path / "program"
+    folder.mkdir()
+
+    def start(path, *words):
+        (folder / "train.py").write_text(_PROGRAM.format(path=str(path)))
+        command = [sys.executable, "-m", "tpunb", *words]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+    start.folder = folder
+    return start
+
+
+@pytest.mark.live
+def test_a_program_that_writes_elsewhere_is_not_tried(tpunb):
+    path = tpunb.folder / "log.txt"
+    done = tpunb(path, "try", "--budget", "200s", "--", sys.executable, "train.py")
+    assert "a trial would write there again" in done.stderr
+    assert str(path) in done.stderr
+    assert not path.exists()
+    assert not (tpunb.folder / "model.pt").exists()
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_a_program_is_tried_and_its_files_stay(tpunb):
+    tpunb("log.txt", "run", "-o", "run", "--", sys.executable, "train.py")
+    assert json.loads((tpunb.folder / "run" / COMMAND).read_text())["command"] == [sys.executable, "train.py"]
+    before = {path.name: path.stat().st_mtime_ns for path in tpunb.folder.iterdir() if path.is_file()}
+    command = [sys.executable, "-m", "tpunb", "try", "run", "--budget", "100s"]
+    done = subprocess.run(command, cwd=tpunb.folder, capture_output=True, text=True, check=False)
+    after = {path.name: path.stat().st_mtime_ns for path in tpunb.folder.iterdir() if path.is_file()}
+    assert after == before, done.stderr
+    [row] = trials.tried(tpunb.folder).filter(change="DataLoaders have 2 workers, which are kept").to_dicts()
+    assert row["output"] == "equal", done.stdout
+    assert "output equal, bit for bit" in done.stdout

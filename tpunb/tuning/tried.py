@@ -1,0 +1,443 @@
+"""Remedies that were tried: the program in turns with and without each, in fresh processes, from the same seeds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from tpunb.analysis import goodput
+from tpunb.analysis.advice import candidates
+from tpunb.analysis.run import phases
+from tpunb.errors import TpunbError
+from tpunb.frames import Phases
+from tpunb.instrument.remedies import CHANGES, Trial
+from tpunb.io.run_folder import COMMAND, RUN, TRIED
+from tpunb.text import cut, duration, plain
+from tpunb.training.tried_process import OUTPUT, REFUSED, TRIAL, Plan
+from tpunb.tuning.racing import FEWEST_PAIRS, Race, RaceResult
+
+BUDGET_S = 60.0
+_MOST = 3  # remedies of a run
+_PART = 4  # a run of a program that takes longer than this part of the budget is stopped
+_STOPS_S = 20.0  # after an interrupt
+_LARGEST = 10_000_000  # bytes of a file that is copied into the scratch folder, rather than linked
+_MOST_FILES = 20_000  # of the working directory
+_VARIES = 1e-12  # relative difference of outputs below which only their last bits differ
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A remedy that was tried.
+
+    Parameters
+    ----------
+    cause
+        Id of the cause in ``docs/causes.md``.
+    action
+        The remedy, as advice has it.
+    change
+        What the program ran with.
+    loses
+        What the program lacked by it.
+    promised_s
+        What the run's advice promised at most; None if that was not known.
+    before_s, after_s
+        Time of the program, without and with the change: the mean of `pairs` runs, without the profiler's own.
+    low_s, high_s
+        95 % interval of what it saves; None for fewer than three pairs.
+    pairs
+        Runs of each.
+    decision
+        "faster", "not faster" or "undecided", as `tpunb.tuning.racing` decides; or "failed".
+    output
+        Parameters after the last step, or small results of functions of JAX: "equal" bit for bit, "differs",
+        "not repeatable" if two equal runs differ, too, or "unknown".
+    difference
+        Relative difference of outputs that differ: norm of the difference by norm.
+    note
+        Why a trial failed, or what it did not compare.
+    """
+
+    cause: str
+    action: str
+    change: str
+    loses: str = ""
+    promised_s: float | None = None
+    before_s: float | None = None
+    after_s: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+    pairs: int = 0
+    decision: str = "failed"
+    output: str = "unknown"
+    difference: float | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.change} ({self.cause}): {self.outcome}."
+
+    @property
+    def outcome(self) -> str:
+        """What it saved, of what was promised, and whether the output is equal."""
+        if self.before_s is None or self.after_s is None:
+            return f"failed: {self.note}"
+        saved_s = self.before_s - self.after_s
+        of = f"{_seconds(saved_s)} of {_seconds(self.before_s)}"
+        ends = "" if self.low_s is None else f" (95 %: {_seconds(self.low_s)} to {_seconds(self.high_s or 0)})"
+        promised = "" if self.promised_s is None else f", {_seconds(self.promised_s)} promised"
+        gain = {
+            "faster": f"saves {of}{ends}{promised}",
+            "not faster": f"no gain: {_seconds(self.after_s)} with it, {_seconds(self.before_s)} without{promised}",
+            "undecided": f"not certain after {self.pairs} of each: {of}{ends}{promised}; a larger --budget decides",
+        }[self.decision]
+        near = "" if self.difference is None else f" by {self.difference:.2g} of its norm"
+        output = {
+            "equal": "output equal, bit for bit",
+            "differs": f"output differs{near}",
+            "not repeatable": f"output differs{near}, as that of equal runs does",
+            "unknown": f"output not compared: {self.note}",
+        }[self.output]
+        return f"{gain}; {output}{'; without ' * bool(self.loses)}{self.loses}"
+
+
+def _seconds(seconds: float) -> str:
+    return duration(round(abs(seconds) * 1e12)) if seconds >= 0 else f"-{duration(round(-seconds * 1e12))}"
+
+
+class _Outcome(NamedTuple):
+    """One run of the program."""
+
+    run: Path
+    is_whole: bool  # it ended by itself
+    error: str  # why it failed
+    refused: tuple[str, ...]  # paths that it may not write
+    output: Path
+
+    @property
+    def ends_s(self) -> list[float]:
+        """Time from the begin of the run to the end of each step; and of all of it, if it is whole."""
+        steps = phases(self.run).steps
+        ends = (steps.frame["start_ps"] + steps.frame["dur_ps"]).sort().to_list()
+        if self.is_whole:
+            found = goodput(steps)
+            return [*(end / 1e12 for end in ends), (found.wall_ps - found.time_ps("profiler")) / 1e12]
+        return [end / 1e12 for end in ends]
+
+
+class _Program:
+    """A program that is run again and again, in a folder that stands for its own."""
+
+    def __init__(self, command: Sequence[str], home: Path, folder: Path, *, writes: bool) -> None:
+        self._command, self._home, self._folder, self._writes = [*command], home.resolve(), folder, writes
+        self._count = 0
+
+    def run(self, change: str = "", seconds: float | None = None) -> _Outcome:
+        """Run the program with a change, for so many seconds at most."""
+        self._count += 1
+        folder = self._folder / str(self._count)
+        folder.mkdir()
+        scratch = self._home if self._writes else folder / self._home.name
+        if not self._writes:
+            _mirror(self._home, scratch)
+        plan = Plan(str(folder), str(scratch), str(self._home), change, self._writes)
+        words = [
+            word.replace(str(self._home), str(scratch)) if word.startswith(str(self._home)) else word
+            for word in self._command
+        ]
+        capture = [sys.executable, "-m", "tpunb", "run", "-o", str(folder / "run"), "--budget", "0.01", "--quiet", "--"]
+        made = CHANGES[Trial(change) if change else Trial.NONE]
+        variables = {name: value for name, value in os.environ.items() if name not in made.unset}
+        variables |= {name: text.format(folder=self._folder) for name, text in made.variables}
+        with (folder / "output.txt").open("wb") as log:
+            process = subprocess.Popen(
+                [*capture, *words],
+                cwd=scratch,
+                env={**variables, TRIAL: json.dumps(plan._asdict())},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            stopped = _wait(process, seconds)
+        text = (folder / "output.txt").read_text(errors="replace").strip()
+        failed = process.returncode != 0 and not stopped
+        error = plain(cut(text.splitlines()[-1] if text else f"exit code {process.returncode}", 200)) if failed else ""
+        refused = folder / REFUSED
+        paths = tuple(json.loads(refused.read_text())) if refused.exists() else ()
+        if not failed and not (folder / "run" / RUN).exists():
+            error = "nothing was captured"
+        return _Outcome(folder / "run", not stopped, error, paths, folder / OUTPUT)
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float | None) -> bool:
+    """Wait for a process, interrupt it after so many seconds, and return whether it was; never leave it behind."""
+    try:
+        process.wait(seconds)
+        return False
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOPS_S)
+        return True
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _mirror(home: Path, scratch: Path) -> None:
+    """Make a folder like another: folders, copies of small files, links to large ones and to hidden folders."""
+    left = [(home, scratch)]
+    count = 0
+    while left:
+        folder, copy = left.pop()
+        copy.mkdir()
+        for entry in os.scandir(folder):
+            target, path = copy / entry.name, Path(entry.path)
+            if path in scratch.parents:
+                continue
+            count += 1
+            if count > _MOST_FILES:
+                raise TpunbError(
+                    f"{home} holds more than {_MOST_FILES:,} files, and each trial runs in a copy of it",
+                    hint="run it from the folder of the program, or with --writes-again",
+                )
+            with suppress(OSError):  # a socket, or a file that goes meanwhile
+                is_folder = entry.is_dir(follow_symlinks=False)
+                is_apart = entry.name.startswith(".") or any((path / name).exists() for name in (RUN, "pyvenv.cfg"))
+                if is_folder and not is_apart:
+                    left.append((path, target))
+                elif not is_folder and entry.is_file() and entry.stat().st_size <= _LARGEST:
+                    shutil.copy2(entry, target)
+                else:
+                    target.symlink_to(path)
+
+
+def try_remedies(
+    run: Any = None,
+    command: Sequence[str] | None = None,
+    *,
+    budget_s: float = BUDGET_S,
+    writes_again: bool = False,
+    say: Callable[[str], object] = print,
+) -> list[Tried]:
+    """Try the first remedies of a run on its program, and show what each saves in a line.
+
+    Parameters
+    ----------
+    run
+        Path of a run of ``tpunb run``; None to capture one first.
+    command
+        The program and its arguments, run in the working directory; None for that of the run.
+    budget_s
+        Seconds for all trials.
+    writes_again
+        Whether the program may write where it does, again in each run; else it is run in a copy of its folder, and
+        ends where it would write elsewhere.
+    say
+        Called with each line.
+
+    Returns
+    -------
+    list of Tried
+        Also in ``tried.json`` in the folder of the run, which reports and advice read.
+
+    Raises
+    ------
+    TpunbError
+        If the command is not known, or the program fails or would write elsewhere.
+    """
+    begun_s = time.monotonic()
+    words, home = (list(command), Path.cwd()) if command else _command(run)
+    with tempfile.TemporaryDirectory(prefix="tpunb-try-", ignore_cleanup_errors=True) as folder:
+        program = _Program(words, home, Path(folder), writes=writes_again)
+        first = program.run(seconds=budget_s / _PART)
+        _check(first)
+        grouped = phases(run if run is not None else first.run)
+        rows = _chosen(grouped)
+        for row in rows[_MOST:]:
+            say(f"not tried, beyond the first {_MOST}: {row['action']}")
+        trials = _Trials(program, first, begun_s + budget_s, None if first.is_whole else budget_s / _PART)
+        found = []
+        for row in rows[:_MOST]:
+            found.append(tried := trials.of(row))
+            say(str(tried))
+        if not rows:
+            say(f"no remedy of this run can be tried without a change of the program: {_first_sentence(grouped)}")
+    if run is not None and Path(str(run), RUN).exists():
+        Path(str(run), TRIED).write_text(
+            json.dumps([{**asdict(each), "outcome": each.outcome} for each in found], indent=1)
+        )
+    return found
+
+
+def _first_sentence(grouped: Phases) -> str:
+    found = candidates(grouped)
+    return str(found["sentence"][0]) if found.height else "there is none"
+
+
+def _command(run: Any) -> tuple[list[str], Path]:
+    path = Path(str(run), COMMAND)
+    try:
+        words = json.loads(path.read_text())
+        return [*map(str, words["command"])], Path(words["folder"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise TpunbError(
+            f"{run}: the command of this run is not known: it is not of tpunb run",
+            hint="tpunb try RUN -- python train.py",
+        ) from None
+
+
+def _check(first: _Outcome) -> None:
+    if first.refused:
+        raise TpunbError(
+            f"the program writes {', '.join(map(plain, first.refused[:3]))}: a trial would write there again",
+            hint="--writes-again allows it",
+        )
+    if first.error:
+        raise TpunbError(f"the program fails: {first.error}", hint="run it alone; then tpunb try it")
+
+
+def _chosen(grouped: Phases) -> list[dict[str, Any]]:
+    """Return the advice that can be tried, each change once."""
+    rows = candidates(grouped).drop_nulls(["action", "trial"]).unique("trial", keep="first", maintain_order=True)
+    return rows.to_dicts()
+
+
+class _Trials:
+    """Trials of one program, whose runs without a change they share."""
+
+    def __init__(self, program: _Program, first: _Outcome, until_s: float, seconds: float | None) -> None:
+        self._program, self._until_s, self._seconds = program, until_s, seconds
+        self._plain = [first]
+
+    def of(self, row: dict[str, Any]) -> Tried:
+        """Try a remedy until it is decided, or the time is over."""
+        change = CHANGES[Trial(row["trial"])]
+        promised_s = None if row["saves_ps"] is None else row["saves_ps"] / 1e12
+        tried = Tried(row["id"], row["action"], change.about, change.loses, promised_s)
+        if change.variables:  # what is kept is made first
+            self._program.run(row["trial"], self._seconds)
+        race, result, with_it, times = Race(), None, list[_Outcome](), list[tuple[float, float]]()
+        for number in self._rounds():
+            if number % 2:
+                with_it.append(self._program.run(row["trial"], self._limit))
+            if len(self._plain) <= number:
+                self._plain.append(self._program.run(seconds=self._seconds))
+            if not number % 2:
+                with_it.append(self._program.run(row["trial"], self._limit))
+            if error := with_it[-1].error or self._plain[number].error:
+                return replace(tried, note=error)
+            times.append(_compared(self._plain[number], with_it[-1]))
+            result = race.add(*times[-1])
+            if result.decision != "undecided":
+                break
+        if result is None:
+            return replace(tried, note="the budget is used; a larger --budget is needed")
+        return replace(_timed(tried, result, times), **_output(self._plain[:2], with_it[0]))
+
+    @property
+    def _limit(self) -> float | None:
+        """Seconds for a run with a change: one that takes three times as long helps nobody."""
+        return self._seconds or 3 * max(self._plain[0].ends_s) + _STOPS_S
+
+    def _rounds(self) -> Iterator[int]:
+        """Yield numbers of rounds while there is time for one more."""
+        number, longest_s = 0, 0.0
+        while number == 0 or time.monotonic() + longest_s < self._until_s:
+            begun_s = time.monotonic()
+            if number == 0 and begun_s > self._until_s:
+                return
+            yield number
+            longest_s = max(longest_s, time.monotonic() - begun_s)
+            number += 1
+
+
+def _compared(one: _Outcome, other: _Outcome) -> tuple[float, float]:
+    """Return the times of two runs to the same step, or to their ends."""
+    ends = one.ends_s, other.ends_s
+    if one.is_whole and other.is_whole:
+        return ends[0][-1], ends[1][-1]
+    last = min(map(len, ends)) - 1
+    if last < 1:
+        raise TpunbError("the program takes no two steps within the budget", hint="--budget SECONDS")
+    return ends[0][last], ends[1][last]
+
+
+def _timed(tried: Tried, result: RaceResult, times: Sequence[tuple[float, float]]) -> Tried:
+    before_s, after_s = (sum(column) / len(times) for column in zip(*times, strict=True))
+    low, high = (
+        (None, None) if result.pairs < FEWEST_PAIRS else (before_s * (1 - 1 / end) for end in (result.low, result.high))
+    )
+    tried = replace(tried, before_s=before_s, after_s=after_s, low_s=low, high_s=high)
+    return replace(tried, pairs=result.pairs, decision=result.decision)
+
+
+def _output(plain_runs: Sequence[_Outcome], with_it: _Outcome) -> dict[str, Any]:
+    """Return whether a program computed the same with a change, and by how much not."""
+    runs = [*plain_runs, with_it]
+    if not all(each.is_whole for each in runs):
+        return {"output": "unknown", "note": "the runs were stopped"}
+    arrays = [_arrays(each.output) for each in runs]
+    if not (arrays[0] and arrays[-1]):
+        return {"output": "unknown", "note": "no parameters were seen"}
+    difference = _difference(arrays[0], arrays[-1])
+    if difference == 0:
+        return {"output": "equal"}
+    repeats = len(arrays) < 3 or _difference(arrays[0], arrays[1]) == 0
+    return {"output": "differs" if repeats else "not repeatable", "difference": difference}
+
+
+def _arrays(path: Path) -> list[np.ndarray[Any, Any]]:
+    if not path.exists():
+        return []
+    with np.load(path, allow_pickle=False) as file:
+        return [file[name] for name in file.files]
+
+
+def _difference(one: Sequence[np.ndarray[Any, Any]], other: Sequence[np.ndarray[Any, Any]]) -> float | None:
+    """Return the norm of the difference by the norm; 0 only for equal bits, None for arrays of other shapes."""
+    if [each.shape for each in one] != [each.shape for each in other]:
+        return None
+    if all(a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True)):
+        return 0.0
+    pairs = [(a.astype("f8").ravel(), b.astype("f8").ravel()) for a, b in zip(one, other, strict=True)]
+    norms = [
+        float(np.sqrt(sum(np.sum(part**2) for part in parts)))
+        for parts in ([a - b for a, b in pairs], [a for a, _ in pairs])
+    ]
+    return max(norms[0] / max(norms[1], 1e-300), _VARIES)
+
+
+_NUMBERS = ("promised_s", "before_s", "after_s", "low_s", "high_s", "difference")
+_COLUMNS: dict[str, Any] = {
+    "run": pl.String,
+    **{each.name: pl.Float64 if each.name in _NUMBERS else pl.String for each in fields(Tried)},
+    "pairs": pl.Int64,
+}
+
+
+def tried(folder: Any = "runs") -> pl.DataFrame:
+    """Return a row for each remedy that was tried on runs below a local folder: the fields of `Tried`, and `run`."""
+    rows = list[dict[str, Any]]()
+    for path in sorted(Path(str(folder)).rglob(TRIED)):
+        with suppress(OSError, ValueError):
+            found = json.loads(path.read_text())
+            rows += [{**each, "run": path.parent.name} for each in found if isinstance(each, dict)]
+    kinds = {name: str if kind is pl.String else (int, float) for name, kind in _COLUMNS.items()}
+    rows = [{name: each[name] if isinstance(each.get(name), kinds[name]) else None for name in kinds} for each in rows]
+    frame = pl.DataFrame(rows, schema=_COLUMNS, strict=False)
+    return frame.with_columns(saved_s=pl.col("before_s") - pl.col("after_s"))
