@@ -174,6 +174,14 @@ def test_damaged_facts_are_of_a_process_without_a_rank(facts, folder):
     assert job_folder.read("process1", storage.find(folder).below()).rank is None
 
 
+def test_a_process_that_became_the_run_has_its_name(tmp_path):
+    writer = RunWriter(tmp_path / "process1")
+    writer.open()
+    writer.facts({"name": writer.name, "state": "finished"})
+    writer.close()
+    assert tp.load((tmp_path / "process1").rename(tmp_path / "bert")).name == "bert"
+
+
 def test_a_journal_of_spans_alone_is_no_step(tmp_path):
     writer = RunWriter(tmp_path / "job" / "process1")
     writer.open()

@@ -19,8 +19,7 @@ from tpunb.io import run_folder, storage
 from tpunb.io.storage import Location
 from tpunb.text import enumerated
 
-MEMBER = re.compile(r"process[0-9]+|rank[0-9]+(?:\.[0-9]+)?")
-"""Names of folders that processes write."""
+MEMBER = run_folder.MEMBER
 RANK = re.compile(r"rank[0-9]+")
 """Names of folders of a job's ranks."""
 ATTEMPT = re.compile(r"attempt[0-9]+")

@@ -73,6 +73,8 @@ from tpunb.step_stats.recorded_steps import Explanations, are_whole
 from tpunb.step_stats.sample_places import Stacks, placed_samples, placed_stalls
 from tpunb.text import cut, duration, format_error, plain, plural
 
+MEMBER = re.compile(r"process[0-9]+|rank[0-9]+(?:\.[0-9]+)?")
+"""Names of folders that processes of ``tpunb run`` write."""
 RUN, DEVICE, TAIL, LATEST, LOCK = "run.json", "device.json", "ticks.parquet", "latest.bin", ".lock"
 COMMAND, TRIED = "command.json", "tried.json"  # the words of the program and its folder; remedies that were tried on it
 STANDING = "standing.json"
@@ -267,6 +269,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     starts = {(window, host): start for window, host, start in windows.select("window", "host", "start_ps").iter_rows()}
     ends = [windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item(), tables["ticks"]["end_ps"].max()]
     name = str(facts.get("name", folder.name))
+    name = folder.name if MEMBER.fullmatch(name) else name  # the process became the run, or a rank of it
 
     named = tables["programs"].unique(["host", "program"], keep="first", maintain_order=True)
     kept = {
