@@ -1,6 +1,7 @@
 """Events of libraries: what is added is what a run folder and its journal hold, at any rate, from any thread."""
 
 import gc
+import io
 import signal
 import subprocess
 import sys
@@ -375,6 +376,7 @@ def train_by_torch(folder):
             optimizer.step()
         model.eval()
     torch.save(model.state_dict(), folder / "model.pt")
+    torch.save(model.state_dict(), io.BytesIO())  # which is no file
     torch.load(folder / "model.pt")
 
 

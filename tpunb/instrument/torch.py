@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from importlib import import_module
+from io import BytesIO
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
-from tpunb.instrument.hooks import fetching, listen_to_calls
+from tpunb.instrument.hooks import fetching
 from tpunb.instrument.profiler_sessions import Sessions
 from tpunb.instrument.registry import Evidence, Library, Priority, around, loaded, watching
 from tpunb.instrument.sink import Clock, Result, Sink, What
@@ -279,6 +280,20 @@ SAVE, LOAD = (
     for name, event in (("save", "save"), ("load", "restore"))
 )
 
+
+def _files(sink: Sink, stack: ExitStack) -> None:
+    """Record what is saved to files and read from them; in memory, it is a part of what the program makes of it."""
+
+    def call(event: str, what: What, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        with nullcontext() if any(isinstance(each, BytesIO) for each in args) else sink.clock.during(event, what):
+            return original(*args, **kwargs)
+
+    for attribute, event in ((SAVE, "save"), (LOAD, "restore")):
+        hook = around(partial(call, event, What(LIBRARY.name, attribute.home, attribute.path)))
+        attribute.listen(hook, Priority.CAPTURE, stack)
+
+
 # -- groups of processes -----------------------------------------------------------------------------------------------
 
 BEGIN_GROUP = LIBRARY.attribute(
@@ -442,4 +457,4 @@ def listen(sink: Sink, stack: ExitStack) -> None:
     """Listen to it until the stack is closed."""
     LIBRARY.on_import(stack, *(partial(part, sink) for part in (_batches, _updates, _gradients, _annotations, _groups)))
     stack.enter_context(watching(COMPILE.home, partial(_compilations, sink)))
-    listen_to_calls(sink, [SAVE, LOAD], stack)
+    stack.enter_context(watching("torch", partial(_files, sink)))
