@@ -37,10 +37,10 @@ def test_the_verdict_says_what_took_the_time_and_what_to_do(spans, options, sent
 
 def test_advice_on_something_else_names_it():
     again = (65, 10, "program startup", "tracing f again for (8,)")
-    found = verdict(accounted((41, 20, "evaluation", "fit"), (61, 4, "program startup", "tracing f"), again, wall_s=75))
-    assert found.account == "evaluation"
+    found = verdict(accounted((41, 20, "other", "fit"), (61, 4, "program startup", "tracing f"), again, wall_s=75))
+    assert found.account == "other"
     assert found.sentence == (
-        "Evaluation took 20.0 s of 75.0 s (27 % of run time): mostly fit. Tracing and compiling again what was "
+        "Time of unknown cause took 20.0 s of 75.0 s (27 % of run time): mostly fit. Tracing and compiling again what was "
         "compiled before took 10.0 s of 75.0 s (13 % of run time): mostly f, for (8,). Compile once: make functions "
         "outside of the loop, use few shapes (padding, buckets), pass no Python numbers: saves up to 10.0 s."
     )
@@ -225,9 +225,19 @@ def test_a_line_that_contains_the_training_is_no_place(events, contains):
     assert ("trainer.train" in verdict(phases).sentence) is not contains
 
 
-@pytest.mark.parametrize(("place", "healthy"), [("a.py:9 in read ← time.sleep", False), ("a.py:9 in read", True)])
-def test_a_sleep_is_no_crowding(place, healthy):
+@pytest.mark.parametrize(
+    ("place", "worked", "healthy"),
+    [
+        ("a.py:9 in read ← time.sleep", None, False),
+        ("a.py:9 in read", None, True),
+        ("a.py:9 in read", 0.1, True),
+        ("a.py:9 in read", 0.9, False),
+    ],
+)
+def test_other_programs_excuse_no_sleep_and_no_work_of_the_thread_that_trains(place, worked, healthy):
     phases = with_samples(accounted((40, 6, "data loading", None), wall_s=46), *((at, place) for at in range(40, 46)))
+    samples = phases.steps.wall.samples.with_columns(worked=pl.lit(worked, pl.Float64))
+    phases = replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, samples=samples)))
     load = pl.DataFrame([("toy", n * S, 0.4, 1.0, 0) for n in range(40)], schema.LOAD, orient="row")
     wall = replace(phases.steps.wall, load=load)
     assert verdict(replace(phases, steps=replace(phases.steps, wall=wall))).healthy is healthy

@@ -132,7 +132,8 @@ _CLOCK = "clock of the host: "
 _FULL = "steps traced in full: "
 _XPROF = "XProf's smart suggestions: "
 
-_least = pl.when(pl.col("account") == "evaluation").then(0.2).otherwise(0.1)  # what the program asks for is no waste
+_EVALUATES = pl.lit(0.2)  # of run time: what the program asks for is no waste
+_least = pl.when(pl.col("account") == "evaluation").then(_EVALUATES).otherwise(0.1)
 _is_crowded = (pl.col("account") == "step time deviation") & pl.col("busy") & (pl.col("rest") < 0.25)
 
 _GENERAL = Cause(
@@ -554,7 +555,7 @@ _OF_THE_PROGRAM = (
         source=_YOUNG, no_fault="a run that is lost is not repeated"),
     Cause(
         "T406", "evaluation", "long evaluation",
-        when=(pl.col("evaluation") > pl.col("productive")) & ~_is("evaluates", "mode"),
+        when=(pl.col("evaluation") > pl.min_horizontal("productive", _EVALUATES)) & ~_is("evaluates", "mode"),
         saves=pl.col("evaluation"), sentence="Evaluation took {took}{mostly}",
         remedies=(
             Remedy(
@@ -564,7 +565,8 @@ _OF_THE_PROGRAM = (
                 "evaluate every few epochs, or on fewer batches", "model.fit(..., validation_freq=5)",
                 when=_is("framework", "Keras"), trial=Trial.RARE_EVALUATION),
             Remedy("evaluate every few epochs, or on fewer batches")),
-        evidence=f"{_CLOCK}evaluations, and steps that only measure", source="longer than training",
+        evidence=f"{_CLOCK}evaluations, and steps that only measure",
+        source="longer than training, or a fifth of the run",
         no_fault="the evaluation is what the run is for"),
     Cause(
         "T407", "checkpoint save", "checkpoint", when=pl.col("checkpoint") * pl.col("share") > 0.01,
