@@ -315,6 +315,14 @@ def looks(*rows):
     return pl.DataFrame(rows, schema=schema.STACK_SAMPLES)
 
 
+@pytest.mark.parametrize(("worked", "code"), [(0.9, True), (0.1, False), (None, False)])
+def test_a_builtin_is_code_where_the_thread_works_and_does_not_wait_for_a_device(worked, code):
+    stacks = table((None, "/home/a/train.py", "push", "max", None)).with_columns(callee_scope=pl.lit("global"))
+    seen = looks((10, 0, [], None, 1, False)).with_columns(worked=pl.lit(worked, pl.Float64))
+    samples = placed_samples(seen, Stacks(stacks, seen))
+    assert samples.select("code", "worked").rows() == [(code, worked)]
+
+
 def test_samples_mean_what_their_stacks_do():
     seen = looks(
         (10, 2, [], None, 1, False),
@@ -329,7 +337,7 @@ def test_samples_mean_what_their_stacks_do():
     samples = placed_samples(seen, Stacks(STACKS, seen))
     assert dict(samples.schema) == schema.SAMPLES
     assert samples["python"].to_list() == [False, False, False, True, False, False, False]
-    samples = samples.drop("launches", "model", "python")
+    samples = samples.drop("launches", "model", "python", "worked")
     computes, sleeps = "train.py:1 in train ← step", "train.py:3 in evaluate ← time.sleep"
     assert samples.rows() == [
         ("vm", 10, computes, False, False, False),

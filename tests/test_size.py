@@ -11,18 +11,18 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 5_605,
+    "analysis": 5_615,
     "charts": 1_730,
     "checkpoint": 1_880,
     "cluster": 2_040,
     "costs": 1_180,
     "frames": 1_620,
-    "instrument": 2_540,
+    "instrument": 2_550,
     "io": 5_685,
-    "profiler": 5_210,
+    "profiler": 5_240,
     "protobuf": 390,
     "root": 2_525,
-    "step_stats": 3_180,
+    "step_stats": 3_195,
     "testing": 630,
     "tfdata": 1_130,
     "torchdata": 1_030,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 64_820, 275  # of the package without studies: all lines; modules
+LINES, FILES = 64_900, 275  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

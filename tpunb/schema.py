@@ -803,6 +803,7 @@ SAMPLES = frame(
     launches=Column(pl.Boolean(), "Whether the program ran a call that launches steps, or null if that is not known."),
     model=Column(_TEXT, "Line of the program whose call of a model ran, or null if none did."),
     python=Column(pl.Boolean(), "Whether no library ran within the program's innermost function, but Python's."),
+    worked=Column(_FLOAT, "Share of the time since the sample before in which the thread had or awaited a processor."),
 )
 
 _STACK_REFERENCE = {
@@ -848,6 +849,7 @@ STACK_SAMPLES = frame(
     stands_for=Column(_INT, "Number of samples that the look stands for, 0 for an event."),
     late=Column(pl.Boolean(), "Whether other code held the interpreter lock before it."),
     **_STACK_REFERENCE,
+    worked=Column(_FLOAT, "Share of the time since the look before in which the thread had or awaited a processor."),
 )
 
 STACK_STALLS = frame(
@@ -1026,6 +1028,7 @@ GOODPUT_PLACES = frame(
     place=_PLACE,
     samples=Column(_INT, "Number of samples at that place."),
     share=Column(_FLOAT, "Share of the samples in the account, 0 to 1."),
+    worked=Column(_FLOAT, "Mean share of the time in which the thread had or awaited a processor."),
 )
 
 GOODPUT_SEGMENTS = frame(

@@ -428,10 +428,14 @@ def _places(samples: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
         .otherwise("account")
     )
     found = found.with_columns(account=shown)
-    rows = found.drop_nulls("account").group_by("account", "place").agg(samples=pl.len().cast(pl.Int64))
+    rows = (
+        found.drop_nulls("account")
+        .group_by("account", "place")
+        .agg(pl.col("worked").mean(), samples=pl.len().cast(pl.Int64))
+    )
     rows = rows.with_columns(share=pl.col("samples") / pl.col("samples").sum().over("account"))
     rows = rows.sort("samples", "account", "place", descending=[True, False, False])
-    return schema.check(rows, schema.GOODPUT_PLACES, "goodput_places")
+    return schema.check(rows.select(*schema.GOODPUT_PLACES), schema.GOODPUT_PLACES, "goodput_places")
 
 
 def _stalls(stalls: pl.DataFrame) -> pl.DataFrame:

@@ -27,6 +27,7 @@ from tpunb.schema import ACCOUNTS, SPANS, UTILISATION, check
 from tpunb.signals import DATA_END, NEW_ITERATOR, WORKERS_START
 from tpunb.step_stats.boundaries import is_primitive
 from tpunb.step_stats.launches import sync_place
+from tpunb.step_stats.sample_places import WORKS
 from tpunb.step_stats.step_fold import LOOP_CALLS
 
 _OPS = {
@@ -455,10 +456,15 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
 
 
 def crowding_of_waits(run: Goodput) -> float:
-    """Return `crowding` of the time in which the program waits for input, but for its sleeps."""
+    """Return `crowding` of the time in which the program waits for input, but for its sleeps and its own work.
+
+    Others slow that work as they slow the steps; they keep what is prepared beside these from being ready.
+    """
     places = run.places.filter(account="data loading").drop_nulls("place")
-    asleep = int(places.filter(pl.col("place").str.ends_with(_SLEEP))["samples"].sum())
-    return crowding(run.load) * (1 - asleep / max(int(places["samples"].sum()), 1))
+    is_not_excused = pl.col("place").str.ends_with(_SLEEP) | (pl.col("worked") > WORKS).fill_null(value=False)
+    return crowding(run.load) * (
+        1 - int(places.filter(is_not_excused)["samples"].sum()) / max(int(places["samples"].sum()), 1)
+    )
 
 
 def _is_mostly_at(places: pl.DataFrame, account: str, pattern: str) -> bool:

@@ -447,7 +447,7 @@ def _samples(
     loops = (call.outer for call in found if call.event in _LEARNS)
     for stack in dict.fromkeys([_around(thread), *loops]):  # as at a mark: that its launch is at a line is not known
         if stack:
-            yield 0, thread.number, None, False, "mark", 0, False, frames.number(stack), ()
+            yield 0, thread.number, None, False, "mark", 0, False, frames.number(stack), (), None
     is_program = any(frames.of_program(each.frames) for each in thread.stretches)
     others = [each for each in threads if each is not thread and each.name != _MAIN and each.stretches]
     begins = [[stretch.start for stretch in each.stretches] for each in others]
@@ -479,6 +479,7 @@ def _samples(
                 False,
                 frames.number(stretch.frames),
                 tuple(waits_for),
+                None,
             )
 
 

@@ -104,6 +104,42 @@ class _Open:
         return Stall(self.start_ns, end_ns, self.step, self.account, self.samples, places)
 
 
+class _Work:
+    """How much a thread works between two looks, on Linux."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, int | None] = {}  # by thread
+        self._last: tuple[int, int, int] = 0, 0, 0  # thread, its time, and when that was read
+
+    def share(self, thread: int | None) -> float | None:
+        """Return the share of the time since the last call in which a thread had or awaited a processor, if known."""
+        if thread not in self._files:
+            self._files[thread or 0] = self._open(thread)
+        if (file := self._files.get(thread or 0)) is None:
+            return None
+        try:
+            had_ns, awaited_ns, *_ = map(int, os.pread(file, 100, 0).split())
+        except (OSError, ValueError):  # it has ended
+            return None
+        now_ns = time.monotonic_ns()
+        (of, before_ns, then_ns), self._last = self._last, (thread or 0, had_ns + awaited_ns, now_ns)
+        return min((had_ns + awaited_ns - before_ns) / max(now_ns - then_ns, 1), 1.0) if of == thread else None
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._files:
+            if (file := self._files.popitem()[1]) is not None:
+                os.close(file)
+
+    def _open(self, thread: int | None) -> int | None:
+        """Return a file of times of a thread that Python knows."""
+        for each in threading.enumerate():
+            if each.ident == thread:
+                with suppress(OSError):
+                    return os.open(f"/proc/self/task/{each.native_id}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        return None
+
+
 class StallSampler:
     """Sample where the training is in stalls; `progress` is called in the sampler's thread."""
 
@@ -125,6 +161,7 @@ class StallSampler:
         # time, thread, event and stack of what launched a step
         self._launches: deque[tuple[int, int, str, list[RawFrame]]] = deque(maxlen=LIMITS.most_launches)
         self._sampled_ns, self._sampled, self._stands_for = 0, 0, 1
+        self._work = _Work()
         self._interval_s = self._set_s = 0.0
         self._late_ns, self._is_late = 0, False  # since the last sample that stands for others; the last look
         self.failure: Exception | None = None  # that ended the sampling
@@ -165,7 +202,7 @@ class StallSampler:
         launches = [self._launches.popleft() for _ in range(len(self._launches))]
         looks = [self._samples.popleft() for _ in range(len(self._samples))]
         looks += [
-            (time_ns, thread, None, False, event, 0, False, self.stacks.add(frames), ())
+            (time_ns, thread, None, False, event, 0, False, self.stacks.add(frames), (), None)
             for time_ns, thread, event, frames in launches
         ]
         data = [(host, (time_ns - origin_ns) * 1000, *look) for time_ns, *look in looks]  # type: ignore[operator]
@@ -204,6 +241,7 @@ class StallSampler:
                 delay_ns = self._look(now_ns - before_ns - delay_ns)
                 self._due_ns = self._clock() + delay_ns
             self._finish(self._clock())
+            self._work.close()
         except Exception as error:  # noqa: BLE001  must never reach the training
             self.failure = error.with_traceback(None)  # which would hold frames of the program
 
@@ -257,7 +295,7 @@ class StallSampler:
             late, self._late_ns = divmod(self._late_ns, LIMITS.stall_idle_ns)
             stands_for += late
         state = progress.thread, progress.account, progress.computes, None
-        self._samples.append((now_ns, *state, stands_for, self._is_late, *where))
+        self._samples.append((now_ns, *state, stands_for, self._is_late, *where, self._work.share(progress.thread)))
         self._sampled += 1
         self._stands_for = 1 if self._sampled < LIMITS.frequent_samples else LIMITS.rare_samples
 

@@ -6,6 +6,7 @@ run again on recorded runs. The recorder keeps raw facts alone (`tpunb.schema.ST
 
 from __future__ import annotations
 
+import builtins
 import re
 import sys
 from collections import Counter
@@ -28,6 +29,7 @@ _HOOK = re.compile(r"[\\/]sitecustomize\.py$")  # of Python's start, and of ``tp
 _DEPTH = 256  # frames of a stack
 _TEXT = 160  # characters of a place
 _PLACES = 8  # of a stall, those with most samples
+WORKS = 0.5  # share of the time in which a thread that works, rather than waits, has or awaits a processor
 _STANDS_FOR = 100  # samples that a look stands for at most
 
 _HOSTS = {*sys.stdlib_module_names, "numpy", "scipy", "pandas", "polars", "PIL", "cv2", "sklearn", "skimage"}
@@ -42,6 +44,7 @@ _COMPREHENSION = re.compile(r"((\.<locals>)?\.<(listcomp|genexpr|dictcomp|setcom
 _OF_ARRAYS = {"add", "clear", "copy", "index", "sort", "split", "update", "values"}
 _OF_BUILTINS = {*dir(str), *dir(list), *dir(dict), *dir(set)} - _OF_ARRAYS
 """Names of methods that arrays and tensors do not have."""
+_BUILTINS = {*dir(builtins)}
 _OF_RANDOM = {"choice", "integers", "normal", "permutation", "random", "shuffle", "standard_normal", "uniform"}
 """Names of methods of generators of random numbers of NumPy and Python; PyTorch's have other names."""
 _DRAW_LIKE_NUMPY = {"jax", "tensorflow"}  # frameworks whose generators have these methods, too
@@ -191,7 +194,12 @@ class Stacks:
         return cut(f"{text} waits for {busy}", _TEXT) if waits else busy
 
     def meaning(
-        self, number: int | None, others: Sequence[int] | None, account: str | None, computes: bool | None
+        self,
+        number: int | None,
+        others: Sequence[int] | None,
+        account: str | None,
+        computes: bool | None,
+        works: bool | None = None,
     ) -> _Meaning | None:
         """Return what a sample means; None if its stack is not known."""
         stack = self.stack(number)
@@ -204,7 +212,7 @@ class Stacks:
         within = takewhile(lambda frame: not frame.of_program, stack)
         if place and " ← import " not in place and any(frame.file.startswith(_IMPORTS) for frame in within):
             place = f"{place} (imports)"  # a library, within a call
-        code = not evaluates and self.is_code(stack)
+        code = not evaluates and self.is_code(stack, works=bool(works))
         return _Meaning(
             place, self.loads(stack), code, evaluates, self.launches(stack), _model(stack), _is_python(stack)
         )
@@ -241,14 +249,14 @@ class Stacks:
                 return False
         return False
 
-    def is_code(self, stack: Stack) -> bool:
+    def is_code(self, stack: Stack, *, works: bool = False) -> bool:
         """Return whether code of the program runs, or of what cannot be a framework that computes for it."""
         library, module = False, ""  # whether a library is within, and the module that the program called
         for frame in stack:
             if frame.of_program:
                 if module in _OF_DATA:
                     return True
-                return not library and (frame is not stack[0] or self.calls_code(frame))
+                return not library and (frame is not stack[0] or self.calls_code(frame, works=works))
             if _PRINTS.search(frame.file):
                 return True
             standard = frame.home == "python" and not frame.of_package
@@ -256,7 +264,7 @@ class Stacks:
             library = library or not (standard or frame.package in _HOSTS)
         return False
 
-    def calls_code(self, frame: Frame) -> bool:
+    def calls_code(self, frame: Frame, *, works: bool = False) -> bool:
         """Return whether the instruction of a frame is between two of Python's, or calls what is not a framework's."""
         operation, callee = frame.operation or "", frame.callee or ""
         # where a thread gives up the interpreter lock on its own, or waits for a lock of the program, or had it since
@@ -271,8 +279,10 @@ class Stacks:
         module = frame.callee_module
         if frame.callee_scope == "free" and name in _ALIASES:
             module, of_module = _ALIASES[name], True
-        # the builtins wait for arrays of a device
-        of_host = module is not None and module != "builtins" and module.partition(".")[0] in _HOSTS
+        is_builtin = frame.callee_scope == "global" and module is None and name in _BUILTINS
+        if module == "builtins" or is_builtin:  # which wait for arrays of a device
+            return works
+        of_host = module is not None and module.partition(".")[0] in _HOSTS
         return of_host and (bool(attribute) or not of_module)
 
 
@@ -334,7 +344,8 @@ def line_of(file: str, line: int | None, function: str) -> str:
 def placed_samples(looks: pl.DataFrame, stacks: Stacks) -> pl.DataFrame:
     """Return ``tpunb.schema.SAMPLES`` from STACK_SAMPLES; looks at unknown stacks are left out."""
     rows = looks.filter(pl.col("event").is_null())
-    rows = _with(rows, ["stack", "others", "account", "computes"], stacks.meaning, _Meaning._fields)
+    rows = rows.with_columns(works=pl.col("worked") > WORKS)
+    rows = _with(rows, ["stack", "others", "account", "computes", "works"], stacks.meaning, _Meaning._fields)
     rows = rows.drop_nulls("evaluates")
     repeated = np.repeat(np.arange(rows.height), rows["stands_for"].fill_null(1).clip(0, _STANDS_FOR).to_numpy())
     return rows.select(*schema.SAMPLES)[repeated]
