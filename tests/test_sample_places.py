@@ -99,7 +99,7 @@ def test_a_model_that_pytorch_calls_is_of_the_evaluation_around_it(tmp_path, own
     ("asks", "loads"),
     [
         ("next(batches(look))", True),
-        ("[batch for batch in batches(look)][0]", False),  # of another function than the loop
+        ("[batch for batch in batches(look)][0]", sys.version_info >= (3, 12)),  # before, of another function
         ("sum(batches(look), ())", False),  # a call of the loop
         ("draw(batches(look))", True),
         ("logged(look)", False),
