@@ -2,8 +2,9 @@
 
 import contextlib
 import gc
+import queue
+import threading
 import time
-import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -212,11 +213,15 @@ def test_an_iterator_of_another_kind_is_asked_for_its_batch():
     assert batch.optional.has_value()
 
 
-def test_the_iterator_of_an_epoch_outlives_its_replacement():
-    """Its end waits for the batches that it prepares: seconds, where Keras replaces it while the next one is drawn."""
+def test_an_iterator_that_keras_replaces_ends_in_another_thread(monkeypatch):
+    """Its end waits for what it prepares, and for its autotuning: seconds, in which nothing is trained."""
+    ended = queue.Queue()
 
     class Data:
         """Stands in for an iterator that prepares batches."""
+
+        def __del__(self):
+            ended.put(threading.get_ident())
 
     class Epochs:
         def __init__(self):
@@ -225,13 +230,14 @@ def test_the_iterator_of_an_epoch_outlives_its_replacement():
         def __next__(self):
             return 0, 1, self.data
 
+    monkeypatch.setattr(keras_library, "_is_of_tensorflow", lambda kind: kind is Data)
     clock = StepClock(annotation)
     epochs, draw = Epochs(), timed(clock, lambda: "train", Epochs.__next__)
     draw(epochs)
-    alive = weakref.ref(epochs.data)
     epochs.data = Data()
-    gc.collect()
-    assert alive() is not None
+    assert ended.empty()
     draw(epochs)
+    assert ended.get(timeout=60) != threading.get_ident()
+    del epochs  # as the fit ends
     gc.collect()
-    assert alive() is None
+    assert ended.get(timeout=60) != threading.get_ident()

@@ -17,7 +17,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "cluster": 2_040,
     "costs": 1_180,
     "frames": 1_620,
-    "instrument": 2_550,
+    "instrument": 2_560,
     "io": 5_685,
     "profiler": 5_240,
     "protobuf": 390,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 64_900, 275  # of the package without studies: all lines; modules
+LINES, FILES = 64_920, 275  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

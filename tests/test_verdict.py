@@ -41,8 +41,8 @@ def test_advice_on_something_else_names_it():
     assert found.account == "other"
     assert found.sentence == (
         "Time of unknown cause took 20.0 s of 75.0 s (27 % of run time): mostly fit. Tracing and compiling again what "
-        "was compiled before took 10.0 s of 75.0 s (13 % of run time): mostly f, for (8,). Compile once: make functions "
-        "outside of the loop, use few shapes (padding, buckets), pass no Python numbers: saves up to 10.0 s."
+        "was compiled before took 10.0 s of 75.0 s (13 % of run time): mostly f, for (8,). Compile once: make "
+        "functions outside of the loop, use few shapes (padding, buckets), pass no Python numbers: saves up to 10.0 s."
     )
     assert (found.action, found.cause) == (None, "T001")
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache, partial
 from importlib import import_module
+from threading import Thread
 from time import monotonic_ns
 from types import GeneratorType
 from typing import Any
@@ -346,9 +347,10 @@ def timed(clock: Clock, kind: Callable[[], str | None], original: Callable[[Any]
 
     def draw(epochs: Any) -> Any:
         first, last, data = original(epochs)
-        # Keras replaces it at the end of an epoch: its end waits for what it prepares, unless that is ready by then
-        setattr(epochs, _ITERATOR, data)
-        if first == last and _is_of_tensorflow(data.__class__):  # else steps draw their batches in the graph
+        is_of_tensorflow = _is_of_tensorflow(data.__class__)
+        if is_of_tensorflow and getattr(getattr(epochs, _ITERATOR, None), "iterator", None) is not data:
+            setattr(epochs, _ITERATOR, _Ending(data))
+        if first == last and is_of_tensorflow:  # else steps draw their batches in the graph
             data = _drawn()(data)
             setattr(epochs, _LAST, data)
         return first, last, data
@@ -367,6 +369,17 @@ def timed(clock: Clock, kind: Callable[[], str | None], original: Callable[[Any]
         return first, last, _TimedBatches(data, clock) if isinstance(data, _PYTHON) else data
 
     return turn
+
+
+class _Ending:
+    """An iterator of TensorFlow whose end waits for what it prepares: in another thread than the one that trains."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # as the interpreter ends
+            Thread(target=list.clear, args=([vars(self).pop("iterator")],), name="tpunb-ending", daemon=True).start()
 
 
 def _is_over(epochs: Any) -> bool:
