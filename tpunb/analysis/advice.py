@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from contextlib import suppress
 from numbers import Real
 from typing import Any
@@ -31,7 +30,7 @@ from tpunb.text import cut, duration, percent, plain, short, short_time
 
 _COUNTED = 0.9  # share of busy time with known FLOPs below which utilisation is a lower bound
 _LEAST_SAVING = 0.01  # share of all step time, or of wall time: advice that saves less is left out
-_FEWEST_SAMPLES = 3  # in an account whose place is named
+_FEWEST_SAMPLES, _PLACES = 3, 2  # in an account whose place is named; places that are together most of it
 _ONCE = ("preparation", "program startup", "checkpoint restore", "data loading", PEERS)  # also beside the training
 _TRAINED = 2  # steps, after which it trains
 _LATE = ("long startup", "preparation")  # causes of what is paid once
@@ -290,7 +289,7 @@ def _sentence(cause: Cause, row: dict[str, Any], run_ps: float, run: Goodput | N
         elif run is not None:
             texts["mostly"] = mostly(run, cause.account or "productive")
             texts["also"] = texts["mostly"].replace(":", ",", 1)
-            place = next(_sampled_place(run, cause.account or "productive"), None)
+            place = next(iter(_sampled_places(run, cause.account or "productive")), None)
             texts["at"] = f", at {place}" if place and not _is_around(run, place) else ""
         sentence = cause.sentence if row.get("save_ps") else cause.sentence.replace(SAVES, "{mostly}")
         return f"{sentence.format(**texts)}."
@@ -350,23 +349,23 @@ def _cause_of(run: Goodput, account: str) -> list[str]:
     details = [
         name for name in of.filter(pl.col("time_ps") > half_ps)["detail"].drop_nulls() if not _is_around(run, name)
     ]
-    places = [
-        place for place in (*_sampled_place(run, account), *at["place"].drop_nulls()) if not _is_around(run, place)
-    ]
-    return [*details[:1], *[place for place in places[:1] if place not in details]]
+    sampled = [place for place in _sampled_places(run, account, _PLACES) if not _is_around(run, place)]
+    stalled = [place for place in at["place"].drop_nulls() if not _is_around(run, place)]
+    return [*details[:1], *[place for place in sampled or stalled[:1] if place not in details]]
 
 
 def _is_around(run: Goodput, place: str) -> bool:
     return place.partition(" ← ")[0] in run.around
 
 
-def _sampled_place(run: Goodput, account: str) -> Iterator[str]:
-    """Yield the place of most samples in an account: a line, or the most frequent of a function's lines."""
+def _sampled_places(run: Goodput, account: str, most: int = 1) -> list[str]:
+    """Return the places of most samples in an account, the most frequent line of each of `most` functions at most."""
     # none while devices compute, nor in steps slower than usual: their samples show where all steps are
     function = pl.col("place").str.extract(r"^(.+:\d+ in [^ ]+)", 1).str.replace(r":\d+", "")
     places = run.places.filter(account=account).drop_nulls("place")
     places = places.with_columns(share=pl.col("samples") / pl.col("samples").sum())
-    places = places.with_columns(of_function=pl.col("share").sum().over(function))
-    if places["samples"].sum() >= _FEWEST_SAMPLES and account != "step time deviation":
-        most = places.filter(pl.max_horizontal("share", "of_function") > 0.5)
-        yield from most["place"].head(1)
+    by_function = places.group_by(function.fill_null(pl.col("place")).alias("of"), maintain_order=True)
+    functions = by_function.agg(pl.col("share").sum(), pl.col("place").first()).sort("share", descending=True)
+    found = functions.head(1 + int((functions["share"].cum_sum() <= 0.5).sum()))
+    is_named = places["samples"].sum() >= _FEWEST_SAMPLES and account != "step time deviation"
+    return [*found["place"]] if is_named and found.height <= most else []
