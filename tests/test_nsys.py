@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import tpunb as tp
 from tpunb.errors import BadProfile
-from tpunb.io import nsys
+from tpunb.io import gpu_exports
 
 US = 1_000
 STRINGS = {1: "gemm", 2: "cudaLaunchKernel", 3: "Buffer Flush", 4: "cudaMemcpyAsync"}
@@ -104,7 +104,10 @@ def test_an_export_is_one_by_its_content(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("another", "a.sqlite: a database without a table of Nsight Systems"), ("cut", "a.sqlite: a damaged database: ")],
+    [
+        ("another", "a.sqlite: a database without a table of Nsight Systems or rocprofv3"),
+        ("cut", "a.sqlite: a damaged database: "),
+    ],
 )
 def test_another_database_or_a_damaged_one_is_refused(tmp_path, content, message):
     path = export(tmp_path / "a.sqlite", both(process(100, 0)) if content == "cut" else {"StringIds": []})
@@ -125,7 +128,7 @@ def test_any_damage_is_read_or_refused(changes, kept):
     for place, byte in changes:
         data[int(place * len(data))] = byte
     with suppress(BadProfile):
-        nsys.read(bytes(data[: int(kept * len(data))]), source="a")
+        gpu_exports.read(bytes(data[: int(kept * len(data))]), source="a")
 
 
 def union_ms(rows):

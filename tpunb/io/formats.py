@@ -48,9 +48,10 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, clie
         profiler, one ``*.xplane.pb``, ``*.xplane.riegeli`` or ``*.trace.json`` (each also gzipped), or a list of such
         files, one per host; local, or the URL of any file system that fsspec supports, such as ``gs://bucket/logdir``.
         All sessions of a logdir are read, and the XPlane where a session has both forms. Without a raw profile, exports
-        of Nsight Systems (``*.sqlite``), XProf's tables (``*.overview_page.json`` and others), goodput events
-        (``*.jsonl``), the ``N_output.json`` of DLIO or a table of operations of a job with pipeline parallelism
-        (Parquet or CSV) are read. A list may also have run folders of one job, one per process.
+        of Nsight Systems (``*.sqlite``) and rocprofv3 (``*_results.json``, ``*_results.db``), XProf's tables
+        (``*.overview_page.json`` and others), goodput events (``*.jsonl``), the ``N_output.json`` of DLIO or a table of
+        operations of a job with pipeline parallelism (Parquet or CSV) are read. A list may also have run folders of one
+        job, one per process.
     device
         Name of the device in ``tpunb.analysis.DEVICES``, for files that do not name it: gives its kind and peaks.
     client
@@ -204,7 +205,7 @@ def _raw(fitting: Sequence[Location], where: Location, files: Mapping[str, Locat
     return _raw_files(_best_forms(files), where.name, where.source, engine)
 
 
-def _databases(fitting: Sequence[Location], where: Location, files: Mapping[str, Location], engine: Any) -> Profile:
+def _exports(fitting: Sequence[Location], where: Location, files: Mapping[str, Location], engine: Any) -> Profile:
     return logdir.read(fitting, where.name, where.source)
 
 
@@ -261,12 +262,13 @@ def _tables_of_2020(
 FORMATS = (
     Format((run_folder.RUN,), _run),
     Format(ENDINGS, _raw),  # XPlanes and Chrome traces
-    Format((host_files.DATABASE,), _databases),
+    Format(host_files.DATABASES, _exports),
     Format((*xprof_json.STEP_TABLES, *xprof_json.MEMORY_TABLES), _step_tables),
     Format(xprof_json.OP_TABLES, _op_tables),
     Format(("overview_page.pb", "input_pipeline.pb", "pod_viewer.pb"), _tables_of_2020),
     Format((storage_benchmark.ENDING,), _storage_benchmark),
     Format((goodput_events.ENDING,), goodput_events.read),
+    Format(host_files.RESULTS, _exports),
     Format(operation_table.ENDINGS, _operations),
 )
 """Formats in the order in which `load` asks for their files."""

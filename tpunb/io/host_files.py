@@ -23,8 +23,8 @@ XPLANES = (".xplane.pb", ".xplane.riegeli")
 ENDINGS = tuple(name + zipped for name in (*XPLANES, ".trace.json") for zipped in ("", ".gz"))
 """Endings of the names of profiles, best first: of two forms of one capture the first is read."""
 
-DATABASE = ".sqlite"
-"""Ending of an export of Nsight Systems."""
+DATABASES, RESULTS = (".sqlite", "_results.db"), ("_results.json",)
+"""Endings of exports of Nsight Systems and results of rocprofv3; the second may be of another program."""
 
 _FAR_NS = 600 * 10**9  # between windows of one session
 _FEWEST_FILES = 3  # that date a session

@@ -347,8 +347,8 @@ def details(file: Location, data: storage.Bytes | None, kind: str) -> pl.DataFra
     reader = getattr(import_module("tpunb.io.xplane" if is_xplane else "tpunb.io.chrome_trace"), kind, None)
     if reader is not None:
         data = storage.read(file) if data is None else data
-        if not is_xplane and storage.is_database(data):
-            reader = getattr(import_module("tpunb.io.nsys"), kind, None)
+        if not is_xplane:
+            reader = getattr(_reader(data), kind, None)
     if reader is None or data is None:
         return pl.DataFrame(schema=getattr(schema, kind.upper()))
     frame: pl.DataFrame = reader(data if is_xplane else data.tobytes(), source=str(file))
@@ -444,10 +444,8 @@ def decoded(file: Location, data: storage.Bytes) -> Decoded:
         events, facts = xplane.read(data, source=str(file), workers=os.cpu_count() or 1)
         host, notes = facts.hosts[0] if facts.hosts else "", facts.notes
         return Decoded(host, events, facts.hardware, data.size, facts.start_ns, facts.stop_ns, notes=notes)
-    if (is_database := storage.is_database(data)) or ".trace.json" in file.name or storage.is_json(data):
-        from tpunb.io import chrome_trace, nsys
-
-        trace = (nsys if is_database else chrome_trace).read(data.tobytes(), source=str(file))
+    if storage.is_database(data) or ".trace.json" in file.name or storage.is_json(data):
+        trace = _reader(data).read(data.tobytes(), source=str(file))
         host = str(trace.events["host"][0]) if trace.events.height else ""
         more: Any = {"notes": trace.notes, "is_cut": trace.is_cut, "calls": trace.calls, "start_ns": trace.origin_ns}
         return Decoded(host, trace.events, trace.hardware, data.size, **more)
@@ -455,6 +453,13 @@ def decoded(file: Location, data: storage.Bytes) -> Decoded:
         f"{file}: not a profile by its name or its first bytes {data[:8].tobytes()!r}",
         hint=f"a profile's name ends in {', '.join(ENDINGS)}",
     )
+
+
+def _reader(data: storage.Bytes) -> Any:
+    """Return the module that reads a database, or JSON."""
+    from tpunb.io import chrome_trace, gpu_exports, rocprof
+
+    return gpu_exports if storage.is_database(data) else rocprof if rocprof.is_result(data) else chrome_trace
 
 
 class Bar:

@@ -40,7 +40,7 @@ def steps(profile: Profile, by: StepRule | Literal["whole", "module"] | None = N
             if intervals.is_empty() and (intervals := _whole(profile.events)).is_empty():
                 raise
         annotate = _PYTORCH if profile.events["name"].cat.starts_with("aten::").any() else _JAX_OR_TF
-        annotate = _NVTX if str(profile.source).endswith(".sqlite") else annotate
+        annotate = _NVTX if str(profile.source).endswith(_OF_GPUS) else annotate
         problem = f"{profile.name}: no steps found, so {each} is one step"
         warn_user(f"{problem}; to see steps, record again with {annotate}", stacklevel=3)
         return _reduced(profile, [profile.events], lambda _: intervals)
@@ -136,6 +136,7 @@ def with_collectives(profile: Profile) -> tuple[Steps, pl.DataFrame]:
 
 
 _NAMED_RULES = {"whole": _whole, "module": boundaries.modules}
+_OF_GPUS = ".sqlite", ".db", "_results.json"  # exports of profilers of GPUs
 _NVTX = 'an NVTX range around each step, such as torch.cuda.nvtx.range_push(f"step {n}")'
 _JAX_OR_TF = "jax.profiler.StepTraceAnnotation or tf.profiler.experimental.Trace, each with step_num"
 _PYTORCH = "torch.profiler.schedule and prof.step() after each step"

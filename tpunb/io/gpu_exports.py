@@ -1,0 +1,47 @@
+"""Exports of profilers of GPUs, which are known by their contents: Nsight Systems and rocprofv3."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+
+import polars as pl
+
+from tpunb.errors import BadProfile
+from tpunb.io import chrome_trace, nsys, rocprof
+from tpunb.io.chrome_trace import Trace
+from tpunb.io.gpu_records import Row, Tables, reading
+
+_HINT = "nsys export --type sqlite, or rocprofv3 --output-format rocpd"
+
+
+def read(data: bytes, *, source: str) -> Trace:
+    """Return what a database holds; ranges that are named and numbered as steps mark them.
+
+    Processes that mark steps are hosts. Raises BadProfile if it is another database, or a damaged one.
+    """
+    with reading(source, "database", _HINT), closing(sqlite3.connect(":memory:")) as database:
+        database.deserialize(data)
+        database.row_factory = sqlite3.Row
+        database.text_factory = partial(str, encoding="utf8", errors="replace")
+        names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return _trace({name: partial(_rows, database, name) for name in names}, source)
+
+
+def calls(data: bytes, *, source: str) -> pl.DataFrame:
+    """Return what each kernel was launched for: ``tpunb.schema.CALLS``."""
+    return read(data, source=source).calls
+
+
+def _trace(tables: Tables, source: str) -> Trace:
+    exporter = rocprof if any(name.startswith(rocprof.PREFIX) for name in tables) else nsys
+    if exporter is nsys and not tables.keys() & nsys.TABLES:
+        raise BadProfile(f"{source}: a database without a table of Nsight Systems or rocprofv3", hint=_HINT)
+    return chrome_trace.contents(exporter.facts(tables), [*exporter.events(tables)], source)
+
+
+def _rows(database: sqlite3.Connection, table: str) -> Iterator[Row]:
+    name = table.replace('"', '""')
+    yield from map(dict, database.execute(f'SELECT * FROM "{name}"'))
