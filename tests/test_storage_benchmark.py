@@ -125,6 +125,32 @@ def test_damaged_files_are_skipped_with_the_reason(tmp_path, content, reason):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("placeholder", ["0", "1"])
+def test_wall_times_may_be_of_each_process(tmp_path, placeholder):
+    block = STATS["1"]["block1"]
+    stats = STATS | {"1": {"block1": block, "load_ckpt1": STATS["1"]["ckpt1"], "save_ckpt1": STATS["1"]["ckpt1"]}}
+    saved(tmp_path, dict(enumerate(map(output, LOADS))), stats=None)
+    for rank in "01":
+        content = '{"later": "here"}' if rank == placeholder else json.dumps(stats)
+        (tmp_path / f"{rank}_per_epoch_stats.json").write_text(content)
+    profile = tp.load(tmp_path)
+    assert (profile.span_ps, profile.notes) == (15.5e12, ())
+    run = tp.goodput(profile)
+    assert (run.wall_ps, {*run.frame["account"]} >= {"checkpoint save"}) == (15.5e12, True)
+    accounts = profile.stored.wall.spans.filter(pl.col("start_ps") == 7e12)["account"]
+    assert {*accounts} == {"checkpoint save", "checkpoint restore"}
+
+
+def test_process_0_alone_has_the_wall_time_of_the_run(tmp_path):
+    saved(tmp_path, {0: output(LOADS[0]), 1: '{"later": "here"}'}, stats=None, processes=2)
+    (tmp_path / "0_per_epoch_stats.json").write_text(json.dumps(STATS))
+    with pytest.warns(UserWarning, match="1_output.json: no epoch with load, proc and compute times"):
+        profile = tp.load(tmp_path)
+    assert profile.windows["host"].to_list() == ["rank0@node"]
+    utilisation = tp.analysis.accelerator_utilisation(profile)["utilisation"].to_list()
+    assert utilisation == pytest.approx([2 / (7 - 3), 2 / (6.5 - 3)])
+
+
 def test_a_missing_process_and_one_that_ends_early_are_noted(tmp_path):
     profile = tp.load(saved(tmp_path, {0: output(LOADS[0]), 2: output(LOADS[1][:2])}))
     assert profile.skipped == (("1_output.json", "no file of this process"),)

@@ -242,7 +242,7 @@ def _storage_benchmark(
             f"{where} holds results of {len(folders)} runs of DLIO", hint=f"load one of {', '.join(folders[:8])}"
         )
     names = (storage_benchmark.EPOCHS, *[storage_benchmark.SUMMARY] * where.is_folder)
-    beside = [file for file in fitting[0].parent.children() if file.name in names]
+    beside = [file for file in fitting[0].parent.children() if file.name.endswith(names)]
     contents = {file.name: storage.read(file).tobytes() for file in [*fitting, *beside]}
     return storage_benchmark.profile(contents, where.name, where.source)
 

@@ -2,8 +2,9 @@
 
 Each has the time of every step in seconds: ``load`` until the batch is there, ``compute`` in an emulated accelerator,
 ``proc`` from the begin of the first to the end of the second. Then all processes wait for the last one at a barrier.
-``per_epoch_stats.json`` beside them has the wall time of the epochs, ``summary.json`` the number of processes. In
-evaluations no process waits for others. After a checkpoint DLIO loses the time to load the first batch.
+``per_epoch_stats.json`` beside them, since MLPerf Storage 2.0 one for each process, has the wall time of the epochs,
+``summary.json`` the number of processes. In evaluations no process waits for others. After a checkpoint DLIO loses the
+time to load the first batch.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ from tpunb.text import plural
 ENDING = "_output.json"
 """Ending of the names of these files."""
 EPOCHS, SUMMARY = "per_epoch_stats.json", "summary.json"
-"""Names of the files with the wall time of epochs, and the number of processes."""
+"""Names of the files with the wall time of epochs, which may begin with a process, and the number of processes."""
 
 _TIMES = {"load": "input_ps", "proc": "proc_ps", "compute": "device_ps"}
 _MOST_S = 10**5  # of an epoch: sums of many fit Int64
 _DIGITS = 5  # most of the number of a process
 _DEVICE = "/device:accelerator:0"
 _BLOCK = ["epoch", "block"]
+_TIMES_OF_WALLS = "begin_ps", "end_ps"
+_WALLS = {"epoch": pl.Int32(), "block": pl.String(), **dict.fromkeys(_TIMES_OF_WALLS, pl.Int64())}
 _EVALUATES = pl.col("block").str.starts_with("eval")
 
 
@@ -54,7 +57,9 @@ def profile(files: Mapping[str, bytes], name: str, source: Path | str) -> Profil
     if not frames:
         raise BadProfile(f"{source}: {skipped[0][0]}: {skipped[0][1]}", hint="load the folder of one run of DLIO")
     rows = pl.concat(frames)
-    walls = _walls(_beside(files, EPOCHS), rows)
+    walls = pl.DataFrame(schema=_WALLS)
+    for file in sorted((file for file in files if file.endswith(EPOCHS)), key=lambda file: (len(file), file)):
+        walls = walls if len(walls) else _walls(_beside(files, file), rows)  # of the first process that has all
     notes = [] if len(walls) else [f"no wall time of all epochs in {EPOCHS}: utilisation is unknown"]
     absent, more = _absent(files)
     skipped, notes = [*skipped, *absent], [*notes, *more]
@@ -135,8 +140,8 @@ def _walls(stats: Mapping[str, Any], rows: pl.DataFrame) -> pl.DataFrame:
             with suppress(KeyError, TypeError, ValueError):
                 begin, end = (datetime.fromisoformat(as_object(bounds)[key]) for key in ("start", "end"))
                 found.append((int(epoch), block, begin, end))
-    times = {name: pl.Datetime("us") for name in ("begin_ps", "end_ps")}
-    walls = pl.DataFrame(found, schema={"epoch": pl.Int32, "block": pl.String, **times}, orient="row")
+    times = {name: pl.Datetime("us") for name in _TIMES_OF_WALLS}
+    walls = pl.DataFrame(found, schema={**_WALLS, **times}, orient="row")
     since = pl.col(*times) - pl.col("begin_ps").min()
     walls = walls.with_columns(since.dt.total_microseconds() * 10**6)
     return walls if rows.join(walls, on=_BLOCK, how="anti").is_empty() else walls.clear()
@@ -159,12 +164,19 @@ def _placed(rows: pl.DataFrame, walls: pl.DataFrame) -> pl.DataFrame:
 
 def _spans(walls: pl.DataFrame, hosts: pl.Series) -> pl.DataFrame:
     """Return ``tpunb.schema.SPANS``: blocks of epochs as fits, and checkpoints."""
-    saves = pl.col("block").str.starts_with("ckpt")
-    label = pl.when(saves | (pl.col("block") == "block1")).then(pl.lit("")).otherwise(", " + pl.col("block"))
+    block = pl.col("block")
+    label = pl.when(block.str.contains("ckpt") | (block == "block1")).then(pl.lit("")).otherwise(", " + block)
+    account = (
+        pl.when(block.str.starts_with("load_ckpt"))
+        .then(pl.lit("checkpoint restore"))
+        .when(block.str.contains("^(save_)?ckpt"))
+        .then(pl.lit("checkpoint save"))
+        .otherwise(pl.lit("fit"))
+    )
     rows = walls.with_columns(
         start_ps="begin_ps",
         dur_ps=pl.col("end_ps") - pl.col("begin_ps"),
-        account=pl.when(saves).then(pl.lit("checkpoint save")).otherwise(pl.lit("fit")),
+        account=account,
         detail=pl.format("epoch {}{}", "epoch", label),
     )
     return schema.check(hosts.to_frame().join(rows, how="cross"), schema.SPANS, "spans")
