@@ -71,6 +71,39 @@ def test_a_roofline_model_names_its_device(tmp_path):
     assert len(tp.steps(tp.load(tmp_path / "roofline_model.json")).layers) == 1
 
 
+STEP = {"stepnum": "1", "computeTimeMs": 12.5, "idleTimeMs": 0.5}
+
+
+@pytest.mark.parametrize("tool", ["hlo_stats", "roofline_model"])
+def test_operations_beside_steps_of_the_run_have_its_roofline(tmp_path, tool):
+    op = OP if tool == "hlo_stats" else {**OP, "operation": "fusion.1", "step": "Total"}
+    profile = loaded(tmp_path, overview_page=table(STEP, device_type="TPU v6 Lite"), **{tool: table(op)})
+    assert tp.steps(profile).frame.select("step", "dur_ps").rows() == [(1, 13 * 10**9)]
+    for by in ("run", "instruction"):
+        roof = tp.roofline(profile, by)
+        assert roof.frame.select("count", "flops").rows() == [(4, 3e6)]
+        assert roof.device.name == "TPU v6e"
+    assert tp.roofline(profile, "step").frame["what"].to_list() == ["unattributed"]
+    assert tp.roofline(tp.phases(profile)).frame["what"].to_list() == ["unattributed"]
+    assert not tp.phases(profile).top(sources=True)["source"].count()
+
+
+def test_operations_of_both_tables_count_once(tmp_path):
+    model = table({**OP, "operation": "fusion.1", "step": "Total"})
+    profile = loaded(tmp_path, overview_page=table(STEP), hlo_stats=table(OP), roofline_model=model)
+    assert tp.roofline(profile).frame["flops"].to_list() == [3e6]
+
+
+def test_operations_beside_memory_are_a_step(tmp_path):
+    used = {"heapAllocatedBytes": "8", "freeMemoryBytes": "4"}
+    snapshots = [{"timeOffsetPs": "5", "aggregationStats": used, "activityMetadata": {}}]
+    memory = {"memoryProfilePerAllocator": {"0": {"memoryProfileSnapshots": snapshots}}}
+    (tmp_path / "memory_profile.json").write_text(json.dumps(memory))
+    profile = loaded(tmp_path, hlo_stats=table(OP))
+    assert tp.roofline(profile).frame["flops"].to_list() == [3e6]
+    assert profile.memory["in_use_bytes"].to_list() == [8]
+
+
 def test_a_table_without_operations_is_refused(tmp_path):
     with pytest.raises(BadProfile, match="the tables have no operations") as error:
         loaded(tmp_path, hlo_stats=table())

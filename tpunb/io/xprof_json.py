@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from functools import cached_property, partial
 from itertools import chain
@@ -35,7 +36,7 @@ OP_TABLES = ("hlo_stats.json", "roofline_model.json", "hlo_stats.json.gz", "roof
 MEMORY_TABLES = ("memory_profile.json", "memory_profile.json.gz")
 """Endings of the names of tables with allocations of memory."""
 
-ENDINGS = (*STEP_TABLES, "hlo_stats.json", "hlo_stats.json.gz", *MEMORY_TABLES)
+ENDINGS = (*STEP_TABLES, *OP_TABLES, *MEMORY_TABLES)
 """Endings of the names of tables of which `profile` reads those of one run together."""
 
 _STAGES = {  # of the input pipeline
@@ -78,14 +79,20 @@ def is_table(data: bytes) -> bool:
 
 
 def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | str) -> Profile:
-    """Return the profile of XProf's tables of one run, by file name: stored steps one after the other, no operations.
+    """Return the profile of XProf's tables of one run, by file name: stored steps one after the other.
 
     Step time and wait for input are those of the slowest core. 0.0 as a percentage means that XProf has no value.
+    Operations, if a table has them, are `layers` of all steps together, whose number is null.
     """
     try:
         memory, damaged, others = _memory(tables)
         contents, skipped = _of_one_run(others)
         run = _Tables(contents)
+        details = None if memory is None else partial(_only_memory, memory, name)
+        layers = _layers(contents, None)
+        if not run.has_steps and len(layers):
+            of_operations = {file: tables[file] for file in contents if file.endswith(OP_TABLES)}
+            return replace(op_profile(of_operations, name, source), read_details=details, skipped=skipped)
         if not run.has_steps and memory is None:
             if damaged:
                 raise next(iter(damaged.values()))
@@ -110,7 +117,8 @@ def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | 
     windows = pl.DataFrame(rows, schema=schema.WINDOWS, orient="row")
     steps = steps.with_columns(**of_run)
     stored = Steps(steps, pl.DataFrame(schema=schema.OPS), devices, windows, name, input_stages=stages)
-    details = None if memory is None else partial(_only_memory, memory, name)
+    if len(layers):
+        stored = replace(stored, read_layers=lambda: layers, metadata={"device kind": run.kind} if run.kind else {})
     return Profile(name, source, windows, run.hardware(), span_ps, stored=stored, read_details=details, skipped=skipped)
 
 
@@ -247,7 +255,8 @@ class _Tables:
         """Return the share of peak memory bandwidth by ``hlo_stats``, which has GiB/s and percent of device time."""
         chip = next((chip for chip in DEVICES.values() if chip.of_kind(self.kind)), None)
         percent = "total_self_time_percent"
-        rows = [row for table in self._tables if percent in columns(table) for row in rows_of(table)]
+        tables = [table for table in self._tables if percent in columns(table) and "operation" not in columns(table)]
+        rows = [row for table in tables for row in rows_of(table)]
         rows = [row for row in rows if row.get("category") != "copy-start"]  # copy-done has the same bytes
         rates, percents = ([_amount(row.get(key)) for row in rows] for key in ("hbm_bw", percent))
         used = sum(rate * share / 100 for rate, share in zip(rates, percents, strict=True))
@@ -449,11 +458,10 @@ def op_profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path
 
     FLOPs and bytes are rates of the table times its total times; where one is 0 for a custom call, it is null.
     """
-    contents = {file: parsed(data, file) for file, data in sorted(tables.items())}  # hlo_stats first
-    listed = next(filter(None, ([*_operations(top, file)] for file, top in contents.items())), [])
-    if not listed:
+    contents = {file: parsed(data, file) for file, data in sorted(tables.items())}
+    layers = _layers(contents, 0)
+    if layers.is_empty():
         raise BadProfile(f"{source}: the tables have no operations", hint="XProf's tables of a CPU capture have none")
-    layers = pl.DataFrame(listed, schema=schema.LAYERS)
     busy = int(layers["self_ps"].sum())
     step = {"host": "", "step": 0, "kind": "whole", "start_ps": 0, "dur_ps": busy, "device_ps": busy, "idle_ps": None}
     frame = pl.DataFrame([step | {"traced": "full", "rule": "whole"}])
@@ -466,8 +474,15 @@ def op_profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path
     return Profile(name, source, windows, hardware if kind else hardware.clear(), busy, stored=steps)
 
 
+def _layers(contents: Mapping[str, Any], step: int | None) -> pl.DataFrame:
+    """Return ``tpunb.schema.LAYERS`` of a table of operations, of ``hlo_stats`` if there is one, under a step."""
+    listed = ([*_operations(top, file)] for file, top in sorted(contents.items()) if file.endswith(OP_TABLES))
+    layers = pl.DataFrame(next(filter(None, listed), []), schema=schema.LAYERS)
+    return layers.with_columns(step=pl.lit(step, pl.Int64))
+
+
 def _operations(top: Any, file: str) -> Iterator[Object]:
-    """Return the rows of ``tpunb.schema.LAYERS`` of one file."""
+    """Return the rows of one file, without the number of a step."""
     for row in chain.from_iterable(map(rows_of, objects(top) or [as_object(top)])):
         hlo_op = row.get("hlo_op_name", row.get("operation"))
         if not isinstance(hlo_op, str) or row.get("category") in ("IDLE", "Program", None):
@@ -481,7 +496,7 @@ def _operations(top: Any, file: str) -> Iterator[Object]:
         tf_op = text(row.get("tf_op_name")) or None
         shape = re.match(r"%?[^=]{1,400}= (\(.{0,400}?\)|\S{1,400}) ", str(row.get("hlo_op_expression", "")))
         yield dict.fromkeys(schema.LAYERS) | {
-            **{"host": "", "step": 0, "side": "device", "category": str(row["category"]), "hlo_op": hlo_op},
+            **{"host": "", "side": "device", "category": str(row["category"]), "hlo_op": hlo_op},
             "program": _program(row.get("program_id", row.get("hlo_module_id"))),
             "tf_op": tf_op,
             "layer": op_names.layer(tf_op) if tf_op else None,
