@@ -462,6 +462,86 @@ def test_host_events_of_a_process_with_the_number_of_a_gpu_stay_on_the_host(cate
     assert frame["plane"].to_list() == ["/host:CPU"]
 
 
+def described(pid, name, label=None, thread=None):
+    """Names of a process, with its label and one of its threads."""
+    texts = {"process_name": {"name": name}, "process_labels": {"labels": label}, "thread_name": {"name": thread}}
+    events = [{"ph": "M", "pid": pid, "tid": 408, "name": kind, "args": args} for kind, args in texts.items()]
+    return [event for event in events if None not in event["args"].values()]
+
+
+def written(tmp_path, *items):
+    (tmp_path / "trace_view.json").write_text(json.dumps(items))
+    return tmp_path / "trace_view.json"
+
+
+@pytest.mark.parametrize(("label", "device"), [("NPU", "/device:NPU:9"), ("NPU 3", "/device:NPU:3")])
+def test_tasks_of_an_npu_are_work_and_what_describes_them_is_left_out(tmp_path, label, device):
+    items = [
+        *described(7, "Python", "CPU"),
+        *described(9, "Ascend Hardware", label, "Stream 3"),
+        *described(5, "Overlap Analysis", label, "Free"),
+        *described(6, "HCCL"),
+        at(0, 100, "ProfilerStep#4", "cpu_op") | {"pid": 7},
+        mtia(10, 40, "aclnnMm", None, **{"Task Type": "AI_CORE"}),
+        mtia(50, 20, "hcom_allReduce__868", None, **{"Task Type": "Other"}),
+        mtia(70, 25, "EVENT_WAIT", None, **{"Task Type": "EVENT_WAIT_SQE"}),
+        mtia(5, 90, "a range of the program", None, **{"Physic Stream Id": 3}),
+        mtia(0, 10, "Free", None) | {"pid": 5},
+        mtia(50, 20, "hcom_allReduce__868", None) | {"pid": 6},
+    ]
+    with pytest.warns(UserWarning, match="2 events left out that describe those of Ascend Hardware: HCCL, Overlap An"):
+        profile = tp.load(written(tmp_path, *items))
+    assert profile.hardware["device"].to_list() == [device]
+    steps = tp.steps(profile)
+    assert steps.frame.select("step", "device_ps", "idle_ps", "collective_ps").rows() == [
+        (4, 60 * 10**6, 40 * 10**6, 20 * 10**6)
+    ]
+    lines = profile.events.filter(pl.col("plane").cast(pl.String) == device)["line"].cast(pl.String).to_list()
+    assert lines == ["Stream #3", "Stream #3", "Annotations", "Annotations"]
+
+
+def test_a_process_may_have_the_name_of_an_accelerator_instead_of_a_label(tmp_path):
+    items = [
+        *described(9, "NPU 2"),
+        at(0, 100, "ProfilerStep#4", "user_annotation"),
+        mtia(10, 40, "matmul", "kernel"),
+        mtia(50, 20, "job 5", "privateuse1_driver"),
+        mtia(80, 10, "prepare", "privateuse1_runtime"),
+    ]
+    profile = tp.load(written(tmp_path, *items))
+    assert profile.hardware["device"].to_list() == ["/device:NPU:2"]
+    assert tp.steps(profile).frame["device_ps"].to_list() == [60 * 10**6]
+
+
+@pytest.mark.parametrize("category", [None, "task"])
+def test_processes_that_are_not_known_as_devices_are_named(tmp_path, category):
+    items = [
+        *described(9, "Accelerator A"),
+        at(0, 100, "ProfilerStep#4", "user_annotation"),
+        mtia(10, 40, "mm", category),
+    ]
+    with pytest.warns(UserWarning, match="1 event of processes that are not known as devices: Accelerator A"):
+        profile = tp.load(written(tmp_path, *items))
+    assert tp.steps(profile).frame["device_ps"].to_list() == [None]
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "category"),
+    [
+        ("dma_request", {"direction": "HOST_TO_DEVICE"}, "host to device copy"),
+        ("dma_request", {"direction": "DEVICE_TO_HOST"}, "device to host copy"),
+        ("dma_request", {}, "copy"),
+        ("Memcpy M2D", {}, "host to device copy"),
+        ("MEMCPY_ASYNC", {}, "copy"),
+    ],
+)
+def test_transfers_of_any_accelerator_have_a_category(tmp_path, name, args, category):
+    label = described(9, "MTIA 9", "MTIA 9")
+    step = at(0, 100, "ProfilerStep#4", "user_annotation")
+    profile = tp.load(written(tmp_path, *label, step, mtia(70, 10, name, **args)))
+    assert tp.steps(profile).ops.filter(side="device")["category"].to_list() == [category]
+
+
 # -- time on a stream -----------------------------------------------------------------------------------------
 
 
@@ -785,9 +865,18 @@ def test_deep_values_stop_nothing(depth):
         assert found in (1, "any")
 
 
-ARGS += ["External id", "graph node id", "labels", "hlo_category"]
+ARGS += ["External id", "graph node id", "labels", "hlo_category", "name", "direction", "Task Type"]
 TIMES = ["1.5", "1700000000000000", 1_700_000_000_000_000, "1e3", "NaN", None]
-CATEGORIES = ["kernel", "cpu_op", "python_function", "cuda_runtime", "mtia_ccp_events", "npu_task", "user_annotation"]
+CATEGORIES = [
+    "privateuse1_driver",
+    "kernel",
+    "cpu_op",
+    "python_function",
+    "cuda_runtime",
+    "mtia_ccp_events",
+    "npu_task",
+    "user_annotation",
+]
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
@@ -800,7 +889,7 @@ JSON = st.recursive(
             optional={
                 "cat": st.sampled_from(CATEGORIES) | inner,
                 "pid": st.sampled_from([1, 2]) | inner,
-                "name": st.sampled_from(["ProfilerStep#1", "process_labels", "event_wait"]) | inner,
+                "name": st.sampled_from(["ProfilerStep#1", "process_labels", "process_name", "event_wait"]) | inner,
                 "dur": st.integers(0, 99) | st.sampled_from(TIMES),
             },
         )

@@ -204,7 +204,7 @@ ON_DEVICES = [
     ("MemcpyP2P", "device copy"),
     ("CopyDeviceToDevice", "device copy"),
     ("CopyHostToDevice", "host to device copy"),
-    ("MemcpyOther", None),
+    ("MemcpyOther", "copy"),
     ("Memset", "memset"),
     ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "collective"),
     ("void ncclKernel_AllGather", "collective"),

@@ -30,14 +30,27 @@ from tpunb.io import streams
 from tpunb.io.event_ids import MULTIPLIER, flow_id, run_launch
 from tpunb.step_stats.boundaries import PYTORCH_STEP
 from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL
-from tpunb.text import format_error, plural
+from tpunb.text import cut, format_error, plain, plural
 
 _ANNOTATIONS = {"gpu_user_annotation", "cuda_sync"}  # describe kernels of a device, and are none
 _MTIA, _SIGNALS = "mtia_ccp_events", {"event_wait", "event_record"}  # between streams: no work either
 _ON_STREAMS = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", _MTIA}
-_LABEL = re.compile(r"([A-Za-z]{2,15}) [0-9]{1,9}")  # of a process that stands for a device: "GPU 0", "MTIA 9"
+_LABEL = re.compile(r"([A-Za-z]{2,15}) ([0-9]{1,9})")  # of a process that stands for a device: "GPU 0", "MTIA 9"
 # categories that such a process may have, too
 _OF_HOST = re.compile(r"\w+_(runtime|driver|op|function|annotation|range)|runtime|operator|overhead")
+_ACCELERATOR = re.compile(r"[A-Z]{2,8} [0-9]{1,9}")  # name of a process that has no label
+_COLLECTIVE = "privateuse1_driver"  # of Rebellions and Neuron, which have their collectives as such
+_HARDWARE, _TASK = (
+    "Ascend Hardware",
+    "Task Type",
+)  # process of what an NPU of Huawei does, and the argument of its tasks
+_DESCRIBING = {
+    "Overlap Analysis",
+    "Communication",
+    "HCCL",
+}  # and of what describes that: idle time, communication again
+_NO_TASK = re.compile(r"(event|notify)_(wait|record)", re.IGNORECASE)
+_LIKE_DEVICE = re.compile(r"\b([DGHINMTVX]PU|MLU|GCU|accelerator|device|hardware)s?\b", re.IGNORECASE)
 _FRAME = "python_function"
 _TRACE = "Trace"  # PyTorch's category of the time span of the trace
 _OVERHEAD = "overhead"  # and of what its profiler does while the program waits
@@ -148,6 +161,8 @@ class _Timed(NamedTuple):
 def _timed(facts: _Object, items: Sequence[Event], source: str) -> _Timed:
     """Return the events with a time; those without one are left out, unless all are."""
     spans, endless = _spans(items)
+    described = _describing(items)
+    every, spans = len(spans), [span for span in spans if str(span.pid) not in described] if described else spans
     starts = _picoseconds([span.ts for span in spans])
     durs = _picoseconds([span.dur for span in spans])
     base_ns = base if isinstance(base := facts.get("baseTimeNanoseconds"), int) else 0
@@ -160,6 +175,9 @@ def _timed(facts: _Object, items: Sequence[Event], source: str) -> _Timed:
         key, value = ("ts", spans[0].ts) if starts[0] is None else ("dur", spans[0].dur)
         raise BadProfile(f"{source}: event {spans[0].name!r:.80} has {key} {value!r:.40}, not a number")
     notes = [f"{plural(endless, 'event')} left out: begun, never ended"] * bool(endless)
+    if every > len(spans):
+        names = ", ".join(sorted(set(described.values())))
+        notes.append(f"{plural(every - len(spans), 'event')} left out that describe those of {_HARDWARE}: {names}")
     if lost := len(spans) - int(is_sound.sum()):
         notes.append(f"{plural(lost, 'event')} left out: without a time, or with an end before it")
         spans, starts, durs = [*compress(spans, is_sound)], starts.filter(is_sound), durs.filter(is_sound)
@@ -175,6 +193,16 @@ def _timed(facts: _Object, items: Sequence[Event], source: str) -> _Timed:
     return _Timed(spans, *times, origin_ns if origin_ns > _RECENT_NS else None, notes)
 
 
+def _describing(items: Sequence[Event]) -> Mapping[str | None, str]:
+    """Return the names of processes that describe the tasks of an NPU, which another has, by pid."""
+    metadata = [item for item in items if item.ph == "M"]
+    names, labels = (_named(metadata, kind) for kind in ("process_name", "process_labels"))
+    if _HARDWARE not in names.values():
+        return {}
+    rest = {pid: name for (pid,), name in names.items() if name != _HARDWARE}
+    return {pid: name for pid, name in rest.items() if name in _DESCRIBING or labels.get((pid,), "").startswith("NPU")}
+
+
 def _range(values: pl.Series) -> tuple[int, int]:
     least, most = values.min(), values.max()
     return (least, most) if isinstance(least, int) and isinstance(most, int) else (0, 0)
@@ -184,7 +212,8 @@ def _events(facts: _Object, items: Sequence[Event], timed: _Timed) -> tuple[pl.D
     """Return the events, what was changed or is unknown, and what PyTorch launched its kernels for."""
     args = _Args(timed.spans)
     metadata = [item for item in items if item.ph == "M"]
-    frame = args.places(*[_named(metadata, kind) for kind in ("process_name", "process_labels", "thread_name")])
+    names = [_named(metadata, kind) for kind in ("process_name", "process_labels", "thread_name")]
+    frame = args.places(*names)
     frame = frame.with_columns(
         host=pl.lit(_host(facts), schema.NAME),
         start_ps=timed.starts,
@@ -202,10 +231,25 @@ def _events(facts: _Object, items: Sequence[Event], timed: _Timed) -> tuple[pl.D
     if len(unknown):
         kinds = ", ".join(sorted(unknown["kind"].fill_null("none").unique()))
         notes.append(f"{plural(len(unknown), 'event')} of devices in categories not known as their work: {kinds}")
+    notes += _unknown_devices(frame, *names[:2])
     events = schema.check(frame, schema.EVENTS, "events")
     events, cuts = streams.cut(events, lambda rows: args.positive("graph node id", rows))
     calls = events[links["row"]].select("host", "start_ps", device="plane", kernel="name")
     return events, notes + cuts, schema.check(calls.hstack(links.select(torch_links.TEXTS)), schema.CALLS, "calls")
+
+
+def _unknown_devices(frame: pl.DataFrame, names: _Names, labels: _Names) -> list[str]:
+    """Return a note of the processes that are called as devices, yet whose events are not known as work of one."""
+    texts = {pid: f"{names.get((pid,), '')} {labels.get((pid,), '')}".strip() for (pid,) in {*names, *labels}}
+    called = {pid: text for pid, text in texts.items() if _LIKE_DEVICE.search(text)}
+    if not called:
+        return []
+    plane = pl.col("plane").str
+    of_host = plane.starts_with("/device:") | plane.starts_with("/host:CPU") & pl.col("kind").is_null()
+    of_host |= pl.col("kind").str.contains(f"^(?:{_OF_HOST.pattern})$").fill_null(value=False)
+    pids = frame.filter(pl.col("pid").is_in([*called]), ~of_host)["pid"]
+    shown = ", ".join(sorted({cut(plain(called[pid])) for pid in pids.unique()})[:8])
+    return [f"{plural(len(pids), 'event')} of processes that are not known as devices: {shown}"] * bool(len(pids))
 
 
 def _at_rows(frame: pl.DataFrame, rows: Sequence[int] | pl.Series, height: int) -> pl.DataFrame:
@@ -542,7 +586,16 @@ class _Args:
 
     def columns(self, planes: pl.Series) -> pl.DataFrame:
         """Return the arguments of the events, which are on some planes."""
-        texts = ("tf_op", "annotation", "hlo_op", "hlo_category", "step_name", "long_name", "tf_function_call")
+        texts = (
+            "direction",
+            "tf_op",
+            "annotation",
+            "hlo_op",
+            "hlo_category",
+            "step_name",
+            "long_name",
+            "tf_function_call",
+        )
         numbers = ("step_num", "model_flops", "flops", "bytes_accessed", "device_duration_ps", "program_id")
         columns = {
             **{name: self.text(name) for name in texts},
@@ -590,13 +643,13 @@ class _Args:
 
     def places(self, processes: _Names, labels: _Names, threads: _Names) -> pl.DataFrame:
         """Return plane, line, lane and process of each event, and PyTorch's category as `kind`."""
-        of_args = zip(self._rows, self.text("device"), self.text("stream"), strict=True)
+        of_args = zip(self._rows, self.text("device"), self.text("stream"), self.text(_TASK), strict=True)
         streams = {row: names for row, *names in of_args if any(names)}
         kinds = [span.cat for span in self._spans]
         if _MTIA in kinds:
             signals = [span.cat == _MTIA and span.name in _SIGNALS for span in self._spans]
             kinds = ["cuda_sync" if is_signal else kind for kind, is_signal in zip(kinds, signals, strict=True)]
-        none, keys = (None, None), dict[tuple[Any, ...], int]()
+        none, keys = (None, None, None), dict[tuple[Any, ...], int]()
         code = [
             keys.setdefault((kind, span.pid, span.tid, *streams.get(row, none)), len(keys))
             for row, (kind, span) in enumerate(zip(kinds, self._spans, strict=True))
@@ -620,13 +673,19 @@ _UNKNOWN = "Unknown"  # line of events of a device that are no known work
 
 def _place(key: Sequence[str | None], processes: _Names, labels: _Names, threads: _Names) -> tuple[str, str]:
     """Return plane and line of events of one category, process, thread, device and stream."""
-    category, pid, tid, device, stream = key
+    category, pid, tid, device, stream, task = key
     plane, line = processes.get((pid,)), threads.get((pid, tid), tid or "")
     if plane is not None and plane.startswith("/"):
         return plane, line
-    kind, label = (category or "").lower(), _LABEL.fullmatch(labels.get((pid,), ""))
-    of_device = f"/device:{label[1] if label else 'GPU'}:{device or pid or 0}"
-    if kind in _ON_STREAMS:
+    kind, text = (category or "").lower(), labels.get((pid,), "")
+    if plane is not None and _ACCELERATOR.fullmatch(plane) and not text:
+        text = plane
+    label = _LABEL.fullmatch(text)
+    if plane == _HARDWARE:
+        is_work = task is not None and not _NO_TASK.match(task)
+        return f"/device:NPU:{label[2] if label else pid}", line.replace(" ", " #") if is_work else "Annotations"
+    of_device = f"/device:{label[1] if label else 'GPU'}:{device or (label[2] if label else pid) or 0}"
+    if kind in _ON_STREAMS or (label and kind == _COLLECTIVE):
         return of_device, f"Stream #{stream or tid or 0}"
     if kind in _ANNOTATIONS:
         return of_device, "Annotations"
@@ -659,9 +718,11 @@ def _columns() -> dict[str, pl.Expr]:
     product = of_call.map_elements(texts.product, return_dtype=pl.Int64)
     doubted = ((product - flops).abs() > product * texts.TOLERANCE).fill_null(value=False)
     of_host_op = pl.col("kind_of_work").is_not_null() & ~device
+    ends = pl.col("direction").str.extract_groups(r"^([HD])\w*_TO_([HD])\w*$")  # of MTIA's transfers
+    copy = pl.format("Memcpy {}to{}", *(ends.struct.field(end) for end in ("1", "2")))
     op = pl.coalesce("tf_op", pl.col("annotation").str.splitn("#", 2).struct.field("field_0")).str.strip_suffix(":")
     return {
-        "name": pl.when(device).then(pl.coalesce("step_name", name)).otherwise(of_host),
+        "name": pl.when(device).then(pl.coalesce("step_name", copy, name)).otherwise(of_host),
         "tf_op": pl.when(device)
         .then(pl.coalesce(pl.when(~op.is_in(["", "XlaModule"])).then(op), "operator"))
         .when(call)

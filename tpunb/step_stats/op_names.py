@@ -75,9 +75,10 @@ _INNER_TYPES = re.compile(
 """Arguments of such a template that do not say what it runs."""
 _EAGER = "EagerLocalExecute: "
 
-_END = "(Host|H|Device|D|Peer|P)"
+_END = "(Host|H|Device|D|Peer|P|M)"  # SYCL calls the memory of the host M
 _COPY = re.compile(rf"(?:hip|cuda|cu)?(?:[Mm]emcpy|Copy) ?{_END}(?:2|[Tt]o){_END}")
-_COPIES = {"HD": "host to device copy", "DH": "device to host copy"} | dict.fromkeys(["DD", "PP"], "device copy")
+_COPIES = dict.fromkeys(["HD", "MD"], "host to device copy") | dict.fromkeys(["DH", "DM"], "device to host copy")
+_COPIES |= dict.fromkeys(["DD", "PP"], "device copy")
 _LIBRARIES = r"(nccl|rccl|msccl|hccl|oneccl|ccl_|nvshmem|rocshmem|k?userbuffers)"
 _COMMUNICATION = re.compile(
     rf"""
@@ -87,7 +88,11 @@ _COMMUNICATION = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-_ON_DEVICE = [(re.compile(r"(?:hip|cuda|cu)?[Mm]emset"), "memset"), (_COMMUNICATION, "collective")]
+_ON_DEVICE = [
+    (re.compile(r"(?:hip|cuda|cu)?[Mm]emset"), "memset"),
+    (_COMMUNICATION, "collective"),
+    (re.compile(r"memcpy|s?dma_", re.IGNORECASE), "copy"),  # from where and to where is not said
+]
 _COLLECTIVES = [
     *("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "all-reduce-scatter"),
     *("collective-permute", "collective-broadcast", "ragged-all-to-all"),
