@@ -271,7 +271,7 @@ LAYERS = frame(
     bytes=Column(_FLOAT, "Bytes read and written.", "sum"),
     flops_source=Column(
         NAME,
-        'Where the FLOPs come from: "profiler", "program" (from the HLO), "shapes" (of operands), or null.',
+        'Where the FLOPs come from: "profiler", "program" (from the HLO), "shapes" (of operands), "given", or null.',
         "first",
     ),
     shape=_SHAPE,
@@ -1105,7 +1105,7 @@ ROOFLINE = frame(
     efficiency=Column(_FLOAT, "Time at the roof as a share of the self time of these instructions, 0 to 1."),
     headroom_ps=Column(_INT, "Self time that these instructions would save at the roof, in picoseconds."),
     flops_source=Column(
-        _TEXT, 'Where the FLOPs come from: "profiler", "program", "graph", "shapes", "several", or null.'
+        _TEXT, 'Where the FLOPs come from: "profiler", "program", "graph", "shapes", "given", "several", or null.'
     ),
     above=Column(_TEXT, "Why the instruction that exceeds the roof most may do so, null if none does."),
 )

@@ -70,6 +70,8 @@ class Profile:
         "running", "finished", "cut" if the process was killed, or how the run ended otherwise; of other profiles None.
     standing
         What was seen of a training that stands still, or did until it was killed; else None.
+    given
+        Names of operations whose work the caller of ``tp.load`` gave.
     is_cut
         Whether a file ends before the run does, which may be observed less than `observed`.
     """
@@ -93,6 +95,7 @@ class Profile:
     skipped: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
     misfits: Sequence[str] = ()
+    given: frozenset[str] = frozenset()
     is_cut: bool = False
     state: str | None = None
     standing: Standing | None = None

@@ -32,13 +32,19 @@ from tpunb.io import (
 )
 from tpunb.io.host_files import ENDINGS, stem
 from tpunb.io.storage import Location, PathLike
-from tpunb.text import plural
+from tpunb.text import cut, plain, plural
 
 MANY = 64
 """Files above which a profile is reduced to statistics while it is loaded."""
 
 
-def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, client: Any = None) -> Profile:
+def load(
+    path: PathLike | Iterable[PathLike],
+    *,
+    device: str | None = None,
+    client: Any = None,
+    costs: Mapping[str, tuple[float | None, float | None]] | None = None,
+) -> Profile:
     """Read a profile.
 
     Parameters
@@ -57,6 +63,9 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, clie
     client
         ``distributed.Client``, or the address of a scheduler: its workers read the files, which they must see under the
         same names, and return statistics. Without a client more than 64 files are reduced likewise in this process.
+    costs
+        FLOPs and bytes of one call, for operations of which neither the profiler nor a rule knows them: by name of the
+        kernel, HLO instruction or operator, such as ``{"my::attention": (2e9, 3e6)}``. None for what is unknown.
 
     Returns
     -------
@@ -90,6 +99,7 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, clie
         warn_user(logdir.skip_message(profile.name, profile.skipped), stacklevel=2)
     if profile.notes:
         warn_user("; ".join(profile.notes[:3]), stacklevel=2)
+    profile = profile if costs is None else _costed(profile, costs)
     return profile if named is None else _on(named, profile)
 
 
@@ -311,6 +321,80 @@ def _runs(files: Mapping[str, Location]) -> list[str]:
                 if b'"tpunb"' in storage.read_small(files[name]):
                     runs.append(name.rpartition("/")[0])
     return runs
+
+
+def _costed(profile: Profile, costs: Mapping[str, tuple[float | None, float | None]]) -> Profile:
+    """Return a profile whose events have the work that the caller gave, where none is known."""
+    if profile.read_events is None:
+        raise TpunbError(f"costs cannot be applied to {profile.name}: it holds statistics only", hint="load raw events")
+    given, found = dict[str, tuple[float | None, float | None]](), {*_names(profile.events).unique()}
+    for name, work in costs.items():
+        if not (isinstance(work, tuple) and len(work) == 2 and all(map(_is_work, work))):
+            raise ValueError(
+                f"The costs parameter of load must have FLOPs and bytes of a call. Got {work!r} of {name!r} instead."
+            )
+        if name in found:
+            given[name] = work
+        else:
+            warn_user(f"{profile.name}: no operation of unknown work is named {cut(plain(name))}", stacklevel=3)
+    read, batches = profile.read_events, profile.read_batches
+    if not given:
+        return profile
+    return replace(
+        profile,
+        given=frozenset(given),
+        read_events=lambda: _with_work(read(), given),
+        read_batches=[lambda each=each: _with_work(each(), given) for each in batches],  # type: ignore[misc]
+    )
+
+
+_MOST_WORK = 2**62
+_NAMED_BY = ("hlo_op", "tf_op", "name")
+_ON_DEVICE = pl.col("plane").cast(pl.String).str.starts_with("/device:")
+
+
+def _is_work(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and 0 <= value < _MOST_WORK)
+
+
+def _is_unknown(events: pl.DataFrame) -> pl.Expr:
+    """Return whether nobody knows the work of an event of a device, or of the host if there is none."""
+    unset = (pl.col("category").cast(pl.String) == "custom-call") & (pl.col("flops") == 0)
+    here = _ON_DEVICE if events.select(_ON_DEVICE.any()).item() else ~_ON_DEVICE
+    return here & (pl.col("flops").is_null() | unset.fill_null(value=False))
+
+
+def _names(events: pl.DataFrame) -> pl.Series:
+    """Return names of operations whose work is unknown."""
+    unknown = events.filter(_is_unknown(events))
+    return pl.concat([unknown[name].cast(pl.String).unique() for name in _NAMED_BY])
+
+
+def _with_work(events: pl.DataFrame, given: Mapping[str, tuple[float | None, float | None]]) -> pl.DataFrame:
+    """Return events with given work, that of an instruction or operator divided among its kernels by their time."""
+    rows = events.with_columns(pl.col(name).cast(pl.String).alias(f"by_{name}") for name in _NAMED_BY)
+    here = _is_unknown(rows)
+    calls = rows.filter(~_ON_DEVICE).group_by("host", by_tf_op="by_name").len("calls")
+    rows = rows.join(calls, on=["host", "by_tf_op"], how="left", maintain_order="left")
+    instruction, operator = ["host", "plane", "program", "by_hlo_op"], ["host", "by_tf_op"]
+    # in each run, every kernel of an instruction runs once or more often
+    runs = pl.len().over(*instruction, "by_name").min().over(instruction)
+    per_ps = {
+        "hlo_op": runs / pl.col("dur_ps").filter(here).sum().over(instruction),
+        "tf_op": pl.col("calls") / pl.col("dur_ps").filter(here).sum().over(operator),
+        "name": 1 / pl.col("dur_ps"),
+    }
+    work = {}
+    for at, column in enumerate(("flops", "bytes")):
+        values = {name: costs[at] for name, costs in given.items()}
+        amounts = {
+            name: pl.col(f"by_{name}").replace_strict(values, default=None, return_dtype=pl.Float64)
+            for name in _NAMED_BY
+        }
+        amount = pl.coalesce(amount * per_ps[name] * pl.col("dur_ps") for name, amount in amounts.items())
+        work[column] = pl.when(here & amount.is_finite()).then(amount.round()).cast(pl.Int64, strict=False)
+        work[column] = pl.coalesce(work[column], column)
+    return rows.with_columns(**work).select(events.columns)
 
 
 def _on(chip: Device, profile: Profile) -> Profile:

@@ -276,10 +276,13 @@ def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     runs, profiled = pl.when(~nesting).then("runs"), pl.col("flops").is_not_null()
     counted = (pl.col("of_run") * runs).is_not_null()
     by_shape = pl.lit("shapes", pl.String)
+    given = pl.any_horizontal(pl.col("kernel", "hlo_op", "tf_op").cast(pl.String).is_in([*profile.given]))
     rows = rows.with_columns(
         flops=pl.coalesce("flops", pl.col("of_run") * runs),
         bytes=pl.coalesce("bytes", pl.col("bytes_of_run") * runs),
-        flops_source=pl.when(profiled & pl.col("shape").is_not_null() & pl.col("hlo_op").is_null())
+        flops_source=pl.when(profiled & given)
+        .then(pl.lit("given"))
+        .when(profiled & pl.col("shape").is_not_null() & pl.col("hlo_op").is_null())
         .then(by_shape)
         .when(profiled)
         .then(pl.lit("profiler"))
