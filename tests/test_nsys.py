@@ -102,6 +102,40 @@ def test_an_export_is_one_by_its_content(tmp_path, name):
     assert profile.read_details("calls").is_empty()
 
 
+def parquet(folder, tables):
+    """Write the tables of an export as a file each."""
+    folder.mkdir()
+    for table, rows in tables.items():
+        frame = pl.DataFrame(rows, schema=COLUMNS[table].split(", "), orient="row", infer_schema_length=None)
+        frame.write_parquet(folder / f"{table}.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("part", ["", "NVTX_EVENTS.parquet"])
+def test_a_folder_of_tables_is_read_as_the_database(tmp_path, part):
+    rows = both(process(100, 0), process(200, 0)) | {"TARGET_INFO_GPU": [(0, "NVIDIA H100 80GB HBM3")]}
+    rows["TARGET_INFO_SESSION_START_TIME"] = [(1_780_000 * 10**12,)]
+    database = tp.load(export(tmp_path / "a.sqlite", rows))
+    profile = tp.load(parquet(tmp_path / "a_pqtdir", rows) / part)
+    assert profile.events.equals(database.events)
+    assert profile.hardware.equals(database.hardware)
+    assert profile.read_details("calls").is_empty()
+    assert profile.read_details("instructions").is_empty()
+
+
+def test_folders_of_tables_are_a_rank_each(tmp_path):
+    for pid in (100, 200):
+        parquet(tmp_path / f"rank{pid}", both(process(pid, 0)))
+    assert tp.load(tmp_path).windows["host"].to_list() == ["rank100", "rank200"]
+
+
+def test_a_damaged_table_is_refused(tmp_path):
+    folder = parquet(tmp_path / "a", both(process(100, 0)))
+    (folder / "NVTX_EVENTS.parquet").write_bytes(b"no Parquet")
+    with pytest.raises(BadProfile, match="a: a damaged export: "):
+        tp.load(folder)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

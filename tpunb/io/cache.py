@@ -26,7 +26,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.io.storage import Location
 
-DECODER = 10
+DECODER = 11
 """Version of the decoders: to be raised when their results change, which invalidates older entries."""
 
 _LIMIT = 2 << 30

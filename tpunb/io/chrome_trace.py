@@ -279,7 +279,7 @@ def _owners(frame: pl.DataFrame) -> pl.Series | None:
         .group_by("device", "pid")
         .agg(n=pl.len())
         .filter(pl.col("n") == pl.col("n").max().over("device"))
-        .sort(pl.len().over("device"), pl.col("device").struct.field("plane"), pl.col("pid").str.len_chars(), "pid")
+        .sort(pl.len().over("device"), pl.col("device").struct.unnest(), pl.col("pid").str.len_chars(), "pid")
     )
     owners = dict[tuple[str, str], str]()
     for rows, pids in votes.group_by("device", maintain_order=True).agg("pid").iter_rows():

@@ -54,10 +54,10 @@ def load(
         profiler, one ``*.xplane.pb``, ``*.xplane.riegeli`` or ``*.trace.json`` (each also gzipped), or a list of such
         files, one per host; local, or the URL of any file system that fsspec supports, such as ``gs://bucket/logdir``.
         All sessions of a logdir are read, and the XPlane where a session has both forms. Without a raw profile, exports
-        of Nsight Systems (``*.sqlite``) and rocprofv3 (``*_results.json``, ``*_results.db``), XProf's tables
-        (``*.overview_page.json`` and others), goodput events (``*.jsonl``), the ``N_output.json`` of DLIO or a table of
-        operations of a job with pipeline parallelism (Parquet or CSV) are read. A list may also have run folders of one
-        job, one per process.
+        of Nsight Systems (``*.sqlite``, a folder of ``*.parquet``) and rocprofv3 (``*_results.json``,
+        ``*_results.db``), XProf's tables (``*.overview_page.json`` and others), goodput events (``*.jsonl``), the
+        ``N_output.json`` of DLIO or a table of operations of a job with pipeline parallelism (Parquet or CSV) are read.
+        A list may also have run folders of one job, one per process.
     device
         Name of the device in ``tpunb.analysis.DEVICES``, for files that do not name it: gives its kind and peaks.
     client
@@ -219,6 +219,11 @@ def _exports(fitting: Sequence[Location], where: Location, files: Mapping[str, L
     return logdir.read(fitting, where.name, where.source)
 
 
+def _parquet(fitting: Sequence[Location], where: Location, files: Mapping[str, Location], engine: Any) -> Profile:
+    """Read exports that are a folder each."""
+    return logdir.read(_unique([file.parent for file in fitting]), where.name, where.source)
+
+
 def _step_tables(fitting: Sequence[Location], where: Location, files: Mapping[str, Location], engine: Any) -> Profile:
     """Read XProf's tables, of a file also those of the same prefix beside it."""
     if where.is_folder:
@@ -273,6 +278,7 @@ FORMATS = (
     Format((run_folder.RUN,), _run),
     Format(ENDINGS, _raw),  # XPlanes and Chrome traces
     Format(host_files.DATABASES, _exports),
+    Format(host_files.PARQUET, _parquet),
     Format((*xprof_json.STEP_TABLES, *xprof_json.MEMORY_TABLES), _step_tables),
     Format(xprof_json.OP_TABLES, _op_tables),
     Format(("overview_page.pb", "input_pipeline.pb", "pod_viewer.pb"), _tables_of_2020),

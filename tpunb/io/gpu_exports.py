@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 
@@ -13,8 +14,9 @@ from tpunb.errors import BadProfile
 from tpunb.io import chrome_trace, nsys, rocprof
 from tpunb.io.chrome_trace import Trace
 from tpunb.io.gpu_records import Row, Tables, reading
+from tpunb.io.storage import Bytes
 
-_HINT = "nsys export --type sqlite, or rocprofv3 --output-format rocpd"
+_HINT = "nsys export --type sqlite or parquetdir, or rocprofv3 --output-format rocpd"
 
 
 def read(data: bytes, *, source: str) -> Trace:
@@ -28,6 +30,16 @@ def read(data: bytes, *, source: str) -> Trace:
         database.text_factory = partial(str, encoding="utf8", errors="replace")
         names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return _trace({name: partial(_rows, database, name) for name in names}, source)
+
+
+def read_tables(files: Mapping[str, Callable[[], Bytes]], *, source: str) -> Trace:
+    """Return what tables hold that are each a file of Parquet, by name, as of a database."""
+    with reading(source, "export", _HINT):
+        return _trace({name: partial(_rows_of_parquet, read) for name, read in files.items()}, source)
+
+
+def _rows_of_parquet(read: Callable[[], Bytes]) -> Iterator[Row]:
+    return pl.read_parquet(io.BytesIO(read().tobytes())).iter_rows(named=True)
 
 
 def calls(data: bytes, *, source: str) -> pl.DataFrame:

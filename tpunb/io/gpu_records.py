@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import polars as pl
+
 from tpunb.errors import BadProfile
 from tpunb.io.chrome_trace import Event
 from tpunb.text import format_error
@@ -18,7 +20,10 @@ Tables = Mapping[str, Callable[[], Iterator[Row]]]
 
 _STEP = re.compile(r"((?:[A-Za-z]+[ _])*(?:step|iter|iteration|batch))[\s_#:=.-]*(\d{1,18})", re.IGNORECASE)
 _OPERATOR = re.compile(r"(aten::\w+)\b.*")  # of PyTorch's emit_nvtx, with the number of the call
-_DAMAGE = sqlite3.DatabaseError, AttributeError, TypeError, LookupError, ValueError, ArithmeticError
+_DAMAGE = (
+    *(sqlite3.DatabaseError, pl.exceptions.PolarsError, pl.exceptions.PanicException),
+    *(AttributeError, TypeError, LookupError, ValueError, ArithmeticError),
+)
 
 
 @contextmanager

@@ -26,6 +26,11 @@ ENDINGS = tuple(name + zipped for name in (*XPLANES, ".trace.json") for zipped i
 DATABASES, RESULTS = (".sqlite", "_results.db"), ("_results.json",)
 """Endings of exports of Nsight Systems and results of rocprofv3; the second may be of another program."""
 
+_OF_NSYS = [f"CUPTI_ACTIVITY_KIND_{name}" for name in ("KERNEL", "MEMCPY", "MEMSET", "RUNTIME", "OVERHEAD")]
+_OF_NSYS += ["NVTX_EVENTS", "PROFILER_OVERHEAD", "StringIds", "TARGET_INFO_GPU", "TARGET_INFO_SESSION_START_TIME"]
+PARQUET = tuple(f"{name}.parquet" for name in _OF_NSYS)
+"""Names of the tables of an export of Nsight Systems with a file for each."""
+
 _FAR_NS = 600 * 10**9  # between windows of one session
 _FEWEST_FILES = 3  # that date a session
 _COPY = re.compile(r"[ .(~]")  # what follows the name of the original

@@ -23,12 +23,13 @@ from tpunb.errors import BadProfile, ProfileNotFound, TpunbError, warn_user
 from tpunb.frames import Profile
 from tpunb.io import cache, host_files, storage
 from tpunb.io.cache import Decoded, Extent
-from tpunb.io.host_files import ENDINGS, HostFile, stem
+from tpunb.io.host_files import ENDINGS, PARQUET, HostFile, stem
 from tpunb.io.storage import Location
 from tpunb.step_stats import launches
 from tpunb.text import duration, plural
 
 if TYPE_CHECKING:
+    from tpunb.io.chrome_trace import Trace
     from tpunb.io.xplane import XSpaceFacts
 
 SLOW_S = 1.0
@@ -345,7 +346,7 @@ def details(file: Location, data: storage.Bytes | None, kind: str) -> pl.DataFra
     """Return a frame that one raw file holds beside events, empty if its format has none; None reads the file."""
     is_xplane = host_files.is_xplane(file.name)
     reader = getattr(import_module("tpunb.io.xplane" if is_xplane else "tpunb.io.chrome_trace"), kind, None)
-    if reader is not None:
+    if reader is not None and not file.is_folder:
         data = storage.read(file) if data is None else data
         if not is_xplane:
             reader = getattr(_reader(data), kind, None)
@@ -421,6 +422,8 @@ def _parallel(items: Sequence[_U], read: Callable[[_U, Bar], _T], files: Sequenc
 
 def _part(file: Location, bar: Bar) -> Decoded:
     """Return the contents of a file, from the cache if possible."""
+    if file.is_folder:
+        return _decoded_folder(file)
     entry = cache.entry(file)
     if entry is not None and (cached := cache.get(entry)):
         bar(file.size)
@@ -445,14 +448,26 @@ def decoded(file: Location, data: storage.Bytes) -> Decoded:
         host, notes = facts.hosts[0] if facts.hosts else "", facts.notes
         return Decoded(host, events, facts.hardware, data.size, facts.start_ns, facts.stop_ns, notes=notes)
     if storage.is_database(data) or ".trace.json" in file.name or storage.is_json(data):
-        trace = _reader(data).read(data.tobytes(), source=str(file))
-        host = str(trace.events["host"][0]) if trace.events.height else ""
-        more: Any = {"notes": trace.notes, "is_cut": trace.is_cut, "calls": trace.calls, "start_ns": trace.origin_ns}
-        return Decoded(host, trace.events, trace.hardware, data.size, **more)
+        return _of_trace(_reader(data).read(data.tobytes(), source=str(file)), data.size)
     raise BadProfile(
         f"{file}: not a profile by its name or its first bytes {data[:8].tobytes()!r}",
         hint=f"a profile's name ends in {', '.join(ENDINGS)}",
     )
+
+
+def _decoded_folder(folder: Location) -> Decoded:
+    """Return the contents of an export with a file for each table."""
+    from tpunb.io import gpu_exports
+
+    tables = {child.name.removesuffix(".parquet"): child for child in folder.children() if child.name in PARQUET}
+    read = {name: partial(storage.read, file) for name, file in tables.items()}
+    return _of_trace(gpu_exports.read_tables(read, source=str(folder)), sum(file.size for file in tables.values()))
+
+
+def _of_trace(trace: Trace, size: int) -> Decoded:
+    host = str(trace.events["host"][0]) if trace.events.height else ""
+    more: Any = {"notes": trace.notes, "is_cut": trace.is_cut, "calls": trace.calls, "start_ns": trace.origin_ns}
+    return Decoded(host, trace.events, trace.hardware, size, **more)
 
 
 def _reader(data: storage.Bytes) -> Any:
