@@ -12,7 +12,7 @@ from stand_in import xspace
 
 import tpunb as tp
 from tpunb.errors import BadProfile
-from tpunb.io import chrome_trace, xplane, xprof_json
+from tpunb.io import chrome_trace, rocprof, xplane, xprof_json
 
 TRACE = b"""{"traceEvents": [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/host:CPU"}},
  {"ph": "X", "pid": 1, "tid": 7, "ts": 1.5, "dur": 2, "name": "train", "args": {"step_num": "3"}}, {}]}"""
@@ -28,6 +28,18 @@ TORCH = rb"""{"schemaVersion": 1, "traceName": "C:\Users\me\w.json",
   "args": {"stream": 1, "correlation": 5, "x": nan}},
  {"ph": "X", "pid": 9, "tid": 3, "cat": "kernel", "ts": 22, "dur": 9, "args": {"stream": 1, "graph node id": 3}},
  {"ph": "E", "pid": 1, "tid": 1, "ts": "40"},]}"""
+NPU = b"""[{"ph": "M", "pid": 9, "tid": 3, "name": "process_name", "args": {"name": "Ascend Hardware"}},
+ {"ph": "M", "pid": 9, "name": "process_labels", "args": {"labels": "NPU 3"}},
+ {"ph": "M", "pid": 5, "name": "process_name", "args": {"name": "Overlap Analysis"}},
+ {"ph": "X", "pid": 9, "tid": 3, "ts": "17.5", "dur": 2, "name": "MatMul", "args": {"Task Type": "AI_CORE"}},
+ {"ph": "X", "pid": 9, "tid": 3, "ts": "20.5", "dur": 2, "args": {"direction": "HOST_TO_DEVICE"}},
+ {"ph": "X", "pid": 5, "tid": 3, "ts": "17.5", "dur": 2, "name": "Computing"}]"""
+RESULT = b"""{"rocprofiler-sdk-tool": [{"metadata": {"pid": 9}, "agents": [{"id": {"handle": 8}, "type": 2}],
+ "strings": {"buffer_records": [{"kind": "KERNEL_DISPATCH", "operations": ["RUN"]}], "marker_api": []},
+ "kernel_symbols": [{"kernel_id": 1, "formatted_kernel_name": "gemm"}], "buffer_records": {"kernel_dispatch":
+ [{"kind": 0, "operation": 0, "thread_id": 3, "correlation_id": {"internal": 7}, "start_timestamp": 63857982592000,
+ "end_timestamp": 63857982594840, "dispatch_info": {"agent_id": {"handle": 8}, "queue_id": {"handle": 6},
+ "kernel_id": 1}}]}}]}"""
 TABLE = b"""{"cols": [{"id": "stepnum", "type": "string"}, {"id": "computeTimeMs", "type": "number"},
  {"id": "idleTimeMs", "type": "number"}], "rows": [{"c": [{"v": "1"}, {"v": 12.5}, {"v": 0.5}]}], "p": {}}"""
 XPLANE = [xplane.read, xplane.instructions, xplane.counters, xplane.memory]
@@ -36,6 +48,8 @@ READERS = {
     "xplane.pb": lambda data: [read(data, source="damaged") for read in XPLANE],
     "trace.json": lambda data: [read(data, source="damaged") for read in TRACES],
     "pt.trace.json": lambda data: [read(data, source="damaged") for read in TRACES],
+    "trace_view.json": lambda data: [read(data, source="damaged") for read in TRACES],
+    "results.json": lambda data: rocprof.read(data, source="damaged"),
     "overview_page.json": lambda data: xprof_json.profile({"damaged.overview_page.json": data}, "damaged", "damaged"),
 }
 
@@ -47,7 +61,8 @@ def small(kind):
         return Path(root, "profiles", "cpu_julia.xplane.pb").read_bytes()
     steps = [(i, 1000 * i, 1000 * i + 900) for i in range(5)]
     made = xspace(0, 10_000, steps, [("MatMul", begin, end) for _, begin, end in steps])
-    return {"xplane.pb": made, "trace.json": TRACE, "pt.trace.json": TORCH, "overview_page.json": TABLE}[kind]
+    made_of = {"trace.json": TRACE, "pt.trace.json": TORCH, "overview_page.json": TABLE, "trace_view.json": NPU}
+    return {"xplane.pb": made, "results.json": RESULT, **made_of}[kind]
 
 
 def flipped(data, rng):

@@ -137,6 +137,15 @@ def test_results_have_steps_launches_and_devices(tmp_path, name):
     assert {*names} == {"gemm", "Memcpy HtoD"}
 
 
+def test_copies_between_hosts_are_no_work_of_a_device(tmp_path):
+    path = write_json(tmp_path / "1_results.json", (100, 1))
+    content = json.loads(path.read_text())
+    for row in content["rocprofiler-sdk-tool"][0]["buffer_records"]["memory_copy"]:
+        row["dst_agent_id"] = {"handle": 7}
+    path.write_text(json.dumps(content))
+    assert tp.steps(tp.load(path)).frame["device_ps"].to_list()[:2] == [50 * 10**6] * 2
+
+
 @pytest.mark.parametrize("gpus", [(0, 1), (0, 0)])
 @pytest.mark.parametrize("name", WRITERS)
 def test_processes_that_mark_steps_are_hosts_with_devices_of_their_own(tmp_path, name, gpus):

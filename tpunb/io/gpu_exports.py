@@ -51,7 +51,8 @@ def _trace(tables: Tables, source: str) -> Trace:
     exporter = rocprof if any(name.startswith(rocprof.PREFIX) for name in tables) else nsys
     if exporter is nsys and not tables.keys() & nsys.TABLES:
         raise BadProfile(f"{source}: a database without a table of Nsight Systems or rocprofv3", hint=_HINT)
-    return chrome_trace.contents(exporter.facts(tables), [*exporter.events(tables)], source)
+    facts, events = exporter.opened(tables)
+    return chrome_trace.contents(facts, [*events], source)
 
 
 def _rows(database: sqlite3.Connection, table: str) -> Iterator[Row]:

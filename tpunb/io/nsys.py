@@ -24,15 +24,19 @@ TABLES = {*_WORK, *_CALLS, "NVTX_EVENTS"}
 """Names of the tables of which an export has some."""
 
 
-def facts(tables: Tables) -> dict[str, Any]:
-    """Return what a trace holds beside its events."""
+def opened(tables: Tables) -> tuple[dict[str, Any], Iterator[Event]]:
+    """Return what a trace holds beside its events, and these; their times count from the begin of the session."""
+    return _facts(tables), _events(tables)
+
+
+def _facts(tables: Tables) -> dict[str, Any]:
     gpus = [{"id": row["id"], "name": row["name"]} for row in rows(tables, "TARGET_INFO_GPU")]
     begin = next((row["utcEpochNs"] for row in rows(tables, "TARGET_INFO_SESSION_START_TIME")), None)
     return {"schemaVersion": 1, "deviceProperties": gpus, "baseTimeNanoseconds": begin}
 
 
-def events(tables: Tables) -> Iterator[Event]:
-    """Yield kernels, copies, calls of CUDA and NVTX ranges; times count from the begin of the session."""
+def _events(tables: Tables) -> Iterator[Event]:
+    """Yield kernels, copies, calls of CUDA and NVTX ranges."""
     texts = {row["id"]: row["value"] for row in rows(tables, "StringIds")}
     for table, category in _WORK.items():
         for row in rows(tables, table):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -61,20 +61,15 @@ def calls(data: bytes, *, source: str) -> pl.DataFrame:
     return read(data, source=source).calls
 
 
-def facts(tables: Tables) -> dict[str, Any]:
-    """Return what a trace holds beside its events."""
-    return _facts(_of_tables(tables))
+def opened(tables: Tables) -> tuple[dict[str, Any], Iterator[Event]]:
+    """Return what a trace of a database holds beside its events, and these, as `read`."""
+    processes = [*_of_tables(tables)]
+    return _facts(processes), _events(processes)
 
 
-def events(tables: Tables) -> Iterator[Event]:
-    """Yield kernels, copies, calls of HIP and HSA, and ranges of ROCTx of a database."""
-    return _events(_of_tables(tables))
-
-
-def _facts(processes: Iterable[_Process]) -> dict[str, Any]:
-    every = [*processes]
-    gpus = [{"id": number, "name": name} for each in every[:1] for number, name in enumerate(each.gpus.values())]
-    rank = str(every[0].environment.get("RANK")) if len(every) == 1 else ""
+def _facts(processes: Sequence[_Process]) -> dict[str, Any]:
+    gpus = [{"id": number, "name": name} for each in processes[:1] for number, name in enumerate(each.gpus.values())]
+    rank = str(processes[0].environment.get("RANK")) if len(processes) == 1 else ""
     found = {"distributedInfo": {"rank": int(rank)}} if re.fullmatch("[0-9]{1,9}", rank) else {}
     return {"schemaVersion": 1, "deviceProperties": gpus, **found}
 
@@ -87,6 +82,8 @@ def _events(processes: Iterable[_Process]) -> Iterator[Event]:
         of_kinds = {"kernel": kernels, "gpu_memcpy": copies}
         for category, each in of_kinds.items():
             for row in each:
+                if category == "gpu_memcpy" and row["agent"] not in numbers:
+                    continue  # between hosts
                 copy = _COPY.fullmatch(name := str(row["name"]))
                 args = {"device": numbers.get(row["agent"], row["agent"]), "correlation": row["id"]}
                 args["stream"] = category if row[lane] is None else row[lane]
