@@ -74,6 +74,7 @@ def test_ranges_that_are_numbered_as_steps_mark_them(tmp_path, name):
 def test_processes_that_mark_steps_are_hosts_with_devices_of_their_own(tmp_path, devices):
     rows = both(*(process(100 * (at + 1), device, late=30 * at) for at, device in enumerate(devices)))
     steps = tp.steps(tp.load(export(tmp_path / "a.sqlite", rows)))
+    assert steps.windows.select("host", "events", "steps").rows() == [("process 100", 9, 3), ("process 200", 9, 3)]
     frame = steps.frame.sort("host", "step").select("host", "step", "device_ps")
     assert frame.rows() == [(f"process {pid}", n, 50 * 10**6) for pid in (100, 200) for n in (7, 8, 9)]
 

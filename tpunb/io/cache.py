@@ -13,9 +13,9 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ class Extent:
     begin_ps: int
     end_ps: int
     steps: frozenset[int]  # numbers in step annotations
-    hosts: tuple[str, ...] = ()  # if several: processes of one file
+    hosts: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # if several: events and steps of each process
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,12 @@ class Decoded:
         steps = [] if step.null_count() == len(step) else [n for n in step.unique().to_list() if n is not None]
         ends = int(start.min()), int((start + dur).max())
         host = self.events["host"].to_physical().to_numpy()
-        hosts = self.events["host"].unique(maintain_order=True).cast(pl.String) if (host != host[0]).any() else ()
-        return Extent(start.size, 1 + int(lane.max()), *ends, frozenset(steps), tuple(hosts))
+        hosts = dict[str, tuple[int, int]]()
+        if (host != host[0]).any():
+            counts = pl.len(), pl.col("step_num").drop_nulls().n_unique()
+            rows = self.events.group_by(pl.col("host").cast(pl.String), maintain_order=True).agg(counts)
+            hosts = {name: (events, marked) for name, events, marked in rows.iter_rows()}
+        return Extent(start.size, 1 + int(lane.max()), *ends, frozenset(steps), hosts)
 
 
 def folder() -> Path | None:

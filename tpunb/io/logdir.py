@@ -90,8 +90,9 @@ def read(files: Sequence[Location], name: str, source: Path | str, *, forms: boo
     rows = []
     for number, (part, move) in enumerate(zip(parts, moves, strict=True)):
         begin, dur = part.traced
-        counts = part.extent.events, len(part.extent.steps)
-        rows += [(host, number, begin + move, dur, dur, part.size, *counts, None, None) for host in part.hosts.values()]
+        place, every = (number, begin + move, dur, dur, part.size), (part.extent.events, len(part.extent.steps))
+        of_hosts = ((host, part.extent.hosts.get(process, every)) for process, host in part.hosts.items())
+        rows += [(host, *place, *counts, None, None) for host, counts in of_hosts]
     windows = pl.DataFrame(rows, schema=schema.WINDOWS, orient="row")
     batches = _batches(parts)
     return Profile(
