@@ -12,9 +12,7 @@ MS = 1_000_000_000
 
 def ticks(*numbers):
     """Steps of these numbers, 1 ms each."""
-    rows = [
-        ("toy", number, "train", number * MS, (number + 1) * MS, None, None, None, None, None) for number in numbers
-    ]
+    rows = [("toy", number, "train", number * MS, (number + 1) * MS, *[None] * 7) for number in numbers]
     return pl.DataFrame(rows, schema=run_folder.TICKS, orient="row")
 
 

@@ -12,7 +12,7 @@ from tpunb.io.run_folder import TABLES
 from tpunb.step_stats.aggregate import merge, merge_steps, over_windows, total
 
 KEY = ["host", "step"]
-BY_CLOCK = ["input_ps", "callbacks_ps", "dispatch_ps", "peers_ps"]
+BY_CLOCK = ["input_ps", "callbacks_ps", "dispatch_ps", "peers_ps", "samples", "tokens"]
 
 
 def joined(ticks, steps):
@@ -42,7 +42,7 @@ tick = st.tuples(
     *(st.sampled_from(["a", "b"]), st.integers(0, 6), st.sampled_from(["train", "test"]), times, times),
     *[st.none() | times] * 3,
     st.sampled_from([None, "keras"]),
-    st.none() | times,
+    *[st.none() | times] * 3,
 )
 begins = times.map(lambda time: time + 500)  # never that of a tick, whose part an unfinished step may be
 step = st.tuples(
@@ -71,7 +71,7 @@ def test_steps_of_one_row_and_of_several_are_what_one_join_says(hosts, ticks, st
 def test_the_step_that_was_open_in_the_last_window_is_one_if_the_run_was_killed(is_over, steps):
     names = ["host", "step", "kind", "start_ps", "dur_ps", "traced", "rule", "device_ps", "idle_ps"]
     rows = [("a", step, "train", 1000 * step + 500, 100, "partial", "clock", 0, 0) for step in (1, 2)]
-    ticks = [("a", step, "train", 1000 * step, 1000 * step + 900, None, None, None, None, None) for step in (0, 1)]
+    ticks = [("a", step, "train", 1000 * step, 1000 * step + 900, *[None] * 7) for step in (0, 1)]
     tables = {name: pl.DataFrame(schema=columns) for name, columns in TABLES.items()}
     tables["steps"] = schema.check(pl.DataFrame(rows, names, orient="row"), schema.STEPS, "steps")
     tables["ticks"] = pl.DataFrame(ticks, TABLES["ticks"], orient="row")

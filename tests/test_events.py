@@ -224,7 +224,7 @@ def test_what_was_not_written_is_taken_again():
 
 def write_part(writer, number, log, ticks=()):
     taken = log.take()
-    frame = pl.DataFrame([("a", step, "train", 0, 9, *[None] * 5) for step in ticks], run_folder.TICKS, orient="row")
+    frame = pl.DataFrame([("a", step, "train", 0, 9, *[None] * 7) for step in ticks], run_folder.TICKS, orient="row")
     writer.part(number, {**taken.tables("a"), "ticks": frame})
     log.forget(taken)
 
@@ -255,7 +255,7 @@ def test_a_run_folder_has_the_events_of_its_parts_and_of_its_journal(tmp_path):
 def test_a_run_that_was_recorded_before_has_no_events(tmp_path):
     writer = RunWriter(tmp_path)
     writer.open()
-    writer.part(0, {"ticks": pl.DataFrame([("a", 0, "train", 0, 9, *[None] * 5)], run_folder.TICKS, orient="row")})
+    writer.part(0, {"ticks": pl.DataFrame([("a", 0, "train", 0, 9, *[None] * 7)], run_folder.TICKS, orient="row")})
     writer.facts({"name": "run", "host": "a", "origin_ns": 1, "state": "finished", "span_ps": 9})
     writer.close()
     assert not {*tmp_path.rglob("events.parquet")}

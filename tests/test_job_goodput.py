@@ -35,7 +35,9 @@ keras = lazy("keras")
 
 def run(start, steps, *, before=0, span=None, hosts=("a",), name="run", model="MLP"):
     """A run that starts at a second of the job, with steps of (number, start, end) in seconds of the run."""
-    ticks = [(host, n, "train", a * S, b * S, None, None, None, "keras", None) for host in hosts for n, a, b in steps]
+    ticks = [
+        (host, n, "train", a * S, b * S, None, None, None, "keras", *[None] * 3) for host in hosts for n, a, b in steps
+    ]
     tables = {table: pl.DataFrame(schema=columns) for table, columns in run_folder.TABLES.items()}
     tables["ticks"] = pl.DataFrame(ticks, schema=run_folder.TICKS, orient="row")
     span_ps = round((steps[-1][2] if span is None else span) * S)
@@ -162,7 +164,7 @@ def write(folder, start, ticks, **facts):
     """Write a run that was killed, or has ended if a `state` says so."""
     writer = RunWriter(folder)
     writer.open()
-    rows = [("toy", n, "train", a * S, b * S, None, None, None, "keras", None) for n, a, b in ticks]
+    rows = [("toy", n, "train", a * S, b * S, None, None, None, "keras", *[None] * 3) for n, a, b in ticks]
     writer.part(0, {"ticks": pl.DataFrame(rows, schema=run_folder.TICKS, orient="row")})
     origin_ns = START_NS + round(start * 1e9)
     writer.facts({"name": folder.name, "host": "toy", "origin_ns": origin_ns, "state": "running", **facts})

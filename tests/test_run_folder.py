@@ -32,7 +32,7 @@ TABLES = ["steps", "ops", "ticks", "windows"]
 
 def ticks(*rows, host="toy"):
     """What our own clock noted: (step, start, end) in milliseconds."""
-    spelled = [(host, step, "train", start * MS, end * MS, None, None, None, None, None) for step, start, end in rows]
+    spelled = [(host, step, "train", start * MS, end * MS, *[None] * 7) for step, start, end in rows]
     return pl.DataFrame(spelled, schema=run_folder.TICKS, orient="row")
 
 
@@ -923,9 +923,7 @@ def test_inferred_steps_count_on_hosts_without_annotated_ones(tmp_path):
     read = tp.load(tmp_path / "unmarked").stored
     assert read.frame["step"].to_list() == [0, 1, 2]
     assert set(read.ops["step"]) == {0, 1, 2}
-    noted = pl.DataFrame(
-        [("toy", 0, "train", 10**13, 2 * 10**13, None, None, None, None, None)], schema=run_folder.TICKS, orient="row"
-    )
+    noted = pl.DataFrame([("toy", 0, "train", 10**13, 2 * 10**13, *[None] * 7)], schema=run_folder.TICKS, orient="row")
     writer = RunWriter(tmp_path / "marked")
     writer.part(0, {**below, "ticks": noted})
     writer.facts({"name": "toy"})
@@ -936,7 +934,7 @@ def test_inferred_steps_count_on_hosts_without_annotated_ones(tmp_path):
 
 def test_the_capturing_worker_is_read_under_the_name_of_its_host(tmp_path):
     steps = toy_steps("ab", host="127.0.0.1:9")
-    tick = ("here", 1, "train", 0, 10**9, None, None, None, None, None)
+    tick = ("here", 1, "train", 0, 10**9, *[None] * 7)
     noted = pl.DataFrame([tick], schema=run_folder.TICKS, orient="row")
     writer = RunWriter(tmp_path)
     writer.part(0, {"steps": steps.frame, "ops": steps.ops, "windows": steps.windows, "ticks": noted})

@@ -17,12 +17,12 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "cluster": 2_040,
     "costs": 1_180,
     "frames": 1_620,
-    "instrument": 2_560,
+    "instrument": 2_695,
     "io": 6_010,
-    "profiler": 5_240,
+    "profiler": 5_275,
     "protobuf": 390,
-    "root": 2_525,
-    "step_stats": 3_200,
+    "root": 2_530,
+    "step_stats": 3_270,
     "testing": 630,
     "tfdata": 1_130,
     "torchdata": 1_030,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 65_390, 278  # of the package without studies: all lines; modules
+LINES, FILES = 65_740, 280  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

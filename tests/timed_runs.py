@@ -24,7 +24,7 @@ def timed_run(folder, times_ms, name="timed", **facts):
     ends = np.cumsum(np.round(np.asarray(times_ms) * MS)).astype(np.int64)
     starts = np.concatenate([[0], ends[:-1]])
     rows = [
-        ("toy", number, "train", int(start), int(end), None, None, None, None, None)
+        ("toy", number, "train", int(start), int(end), *[None] * 7)
         for number, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
     ticks = pl.DataFrame(rows, schema=run_folder.TICKS, orient="row")

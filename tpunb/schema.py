@@ -229,6 +229,8 @@ STEPS = frame(
         hosts="max",
     ),
     peers_ps=Column(_INT, "Wait of a rank for the others by its clock, in picoseconds.", "sum", hosts="max"),
+    samples=Column(_INT, "Samples in the batches of the step, of all ranks, or null if unknown.", "max", hosts="sum"),
+    tokens=Column(_INT, "Tokens in them, without padding that a mask marks, or null.", "max", hosts="sum"),
     step_skew_ps=Column(
         _INT,
         "Longest less shortest time outside collectives over the hosts of a job, in picoseconds, null for one host.",
@@ -904,9 +906,13 @@ RUN_EVENTS = frame(
     what=Column(_INT, _ID_OF.format("function that was called", "`RUN_NAMES`")),
     place=Column(_INT, _ID_OF.format("innermost frame of the program", "`RUN_PLACES`")),
     key=Column(_INT, _ID_OF.format("stream, function, optimizer, model or kind", "`RUN_KEYS`")),
-    arrays=Column(_INT, _ID_OF.format("signature of a function, in its first calls,", "`RUN_SIGNATURES`")),
+    arrays=Column(
+        _INT, _ID_OF.format("signature of a batch, or of a function in its first calls,", "`RUN_SIGNATURES`")
+    ),
     end_of=Column(_TEXT, "What a fetch or mark ended with, how a compilation differs, or how work was seen done."),
-    number=Column(_INT, "Number of the step, where the program gives it, or null."),
+    number=Column(
+        _INT, "Number of the step that the program gives, of a batch the elements that its mask keeps, or null."
+    ),
     count=Column(_INT, "Number of events of the row: more than one, where there were over 1,000 in a second."),
     busy_ps=Column(_INT, "Sum of their durations in picoseconds, null for one event."),
 )
@@ -943,11 +949,11 @@ RUN_KEYS = frame(
 
 RUN_SIGNATURES = frame(
     "RUN_SIGNATURES",
-    "One row per signature of functions in events: types and shapes of arrays, each with its number.",
+    "One row per signature of functions and batches in events: types and shapes of arrays, each with its number.",
     host=_HOST,
     id=_NUMBER,
-    takes=Column(_TEXT, 'What it takes, such as "2 float32[64,64], int32[]".'),
-    returns=Column(_TEXT, "What it returns."),
+    takes=Column(_TEXT, 'What it takes, such as "2 float32[64,64], int32[]", "" of a batch.'),
+    returns=Column(_TEXT, 'What it returns, of a batch with names: "ids:int64[8,128], mask:bool[8,128]".'),
     repeats=Column(_TEXT, 'Whether it took arrays that its last call had "taken" or "returned", or null.'),
 )
 

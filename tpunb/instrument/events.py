@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
+from operator import index
 from struct import Struct
 from threading import get_ident
 from time import monotonic_ns
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, SupportsIndex
 
 import polars as pl
 
@@ -116,7 +117,7 @@ class EventLog:
         *,
         arrays: Signature | None = None,
         end_of: str | None = None,
-        number: int | None = None,
+        number: SupportsIndex | None = None,
     ) -> int:
         """Record an event of this thread that has ended; return the id of its place, 0 if that is unknown.
 
@@ -133,11 +134,11 @@ class EventLog:
         start_ns, end_ns
             When it began and ended, by the monotonic clock; the same for a moment.
         arrays
-            What a function took and returned, in its first calls.
+            What a function took and returned, in its first calls, or what a batch holds.
         end_of
             What a fetch or mark ended with; how a compilation differs from the last; how work was seen done.
         number
-            Number of a step that the program gives.
+            Number of a step that the program gives; of a batch, elements that its mask keeps.
         """
         place = 0
         if self._closed:
@@ -199,7 +200,7 @@ class EventLog:
                 rate.excess.append(counted)
                 return
         row = (
-            *(thread, start, end, end - start, _NO_NUMBER if number is None else number, 1),
+            *(thread, start, end, end - start, _NO_NUMBER if number is None else index(number), 1),
             *(self._names[what], place, key_id, self._signatures[arrays], self._reasons[end_of], _EVENTS[event]),
         )
         if rate.count > MOST_A_SECOND:

@@ -8,6 +8,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any
 
+from tpunb.instrument.batches import Batches
 from tpunb.instrument.keras import keras_runs
 from tpunb.instrument.registry import Attribute, Hook, Priority, around, watching
 from tpunb.instrument.sink import Clock, Sink, What
@@ -42,6 +43,7 @@ def fetching(sink: Sink, attribute: Attribute, stream: Callable[[Any], Hashable]
     """Return a hook of the method of an iterator over a kind of data that returns the next batch."""
     clock, library = sink.clock, attribute.library.name
     data = attribute.evidence.data if attribute.evidence is not None else library
+    batches = Batches()
 
     def hook(original: Callable[..., Any]) -> Callable[..., Any]:
         what = What.of(library, original)
@@ -53,14 +55,16 @@ def fetching(sink: Sink, attribute: Attribute, stream: Callable[[Any], Hashable]
             clock.metadata.setdefault("data", data)
             if clock.loads:  # within another fetch
                 return original(self, *args)
-            start_ns, over = clock.enter("data loading"), False
+            start_ns, over, batch = clock.enter("data loading"), False, None
             try:
-                return original(self, *args)
+                batch = original(self, *args)
+                return batch
             except StopIteration:
                 over = True
                 raise
             finally:
-                sink.fetched(stream(self), start_ns, clock.leave(), over=over, what=what)
+                end_ns, of = clock.leave(), stream(self)
+                sink.fetched(of, start_ns, end_ns, over=over, what=what, holds=batches.of(of, batch))
 
         return fetch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache, partial
 from importlib import import_module
@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from tpunb.errors import TpunbError, need
+from tpunb.instrument.batches import MASK, NOTHING, Batches, arrays_of, way_name
 from tpunb.instrument.registry import Attribute, Evidence, Hook, Library, Priority, around
-from tpunb.instrument.sink import END_OF_DATA, Clock, Sink, What
+from tpunb.instrument.sink import END_OF_DATA, Clock, Holds, Sink, What
 from tpunb.signals import DATA_END, NEW_ITERATOR, Spent
 
 LIBRARY = Library("keras", "keras", ("3.6", "3.15.1"))
@@ -343,7 +344,16 @@ _PYTHON = (GeneratorType, map, zip)  # batches that a train function draws itsel
 
 def timed(clock: Clock, kind: Callable[[], str | None], original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return ``EpochIterator.__next__`` so that it begins a step and records its wait for data."""
-    what = What.of("keras", original)
+    what, batches = What.of("keras", original), Batches()
+
+    def holds(stream: Hashable, turned: Any) -> Holds:
+        first, last, data = turned
+        if isinstance(data, _PYTHON):
+            return NOTHING, None
+        if isinstance(data, list) and len(data) == 1:  # of PyTorch
+            return batches.of(stream, data[0])
+        spec = getattr(data, "_type_spec", None) if first == last else None
+        return (None, None) if spec is None else spec.holds(batches, stream, data)
 
     def draw(epochs: Any) -> Any:
         first, last, data = original(epochs)
@@ -363,7 +373,7 @@ def timed(clock: Clock, kind: Callable[[], str | None], original: Callable[[Any]
             with clock.within("data loading", NEW_ITERATOR, what=what):
                 return original(epochs)
         clock.request(running, what)
-        first, last, data = clock.draw(draw, epochs, what)
+        first, last, data = clock.draw(draw, epochs, what, holds)
         if first != last and _is_of_tensorflow(data.__class__):
             clock.forget_input()
         return first, last, _TimedBatches(data, clock) if isinstance(data, _PYTHON) else data
@@ -400,13 +410,13 @@ class _TimedBatches:
     """Batches that a train function draws itself in Python, with the wait for each."""
 
     def __init__(self, batches: Iterator[Any], clock: Clock) -> None:
-        self._batches, self._clock = batches, clock
+        self._batches, self._clock, self._sizes = batches, clock, Batches()
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        return self._clock.draw(next, self._batches, What.of("keras", type(self._batches)))
+        return self._clock.draw(next, self._batches, What.of("keras", type(self._batches)), self._sizes.of)
 
 
 def _flat(specs: list[Any]) -> tuple[list[Any], list[tuple[int | None, ...] | None]]:
@@ -425,6 +435,26 @@ def _drawn() -> type[Any]:
         def __init__(self, element_spec: Any) -> None:
             self.element_spec, self._optional_spec = element_spec, tf.OptionalSpec(element_spec)
             self._hash = hash((type(self), self._optional_spec))  # TensorFlow asks for it with each call
+            self._parts = {way_name(way): part for way, part in arrays_of(element_spec)}
+            self._flat = [part.dtype for part in self._parts.values()], [part.shape for part in self._parts.values()]
+            is_whole = len(self._parts) == len(tf.nest.flatten(element_spec, expand_composites=True))
+            self._has_parts = is_whole and all(type(part) is tf.TensorSpec for part in self._parts.values())
+            is_static = self._has_parts and all(part.shape.is_fully_defined() for part in self._parts.values())
+            self._static: Holds | None = None
+            if is_static and not any(map(MASK.fullmatch, self._parts)):
+                self._static = Batches().of(None, self._parts)
+
+        def holds(self, batches: Batches, stream: Hashable, data: Any) -> Holds:
+            """Return what a batch holds: if shapes are not known before, by its tensors, in 20 µs."""
+            if self._static is not None or not self._has_parts:
+                return self._static or (None, None)
+            try:
+                types, shapes = self._flat
+                optional = data.optional._variant_tensor
+                tensors = tf.raw_ops.OptionalGetValue(optional=optional, output_types=types, output_shapes=shapes)
+            except (AttributeError, tf.errors.OpError):  # the end of the data
+                return None, None
+            return batches.of(stream, dict(zip(self._parts, tensors, strict=True)))
 
         def __hash__(self) -> int:
             return self._hash

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeVar
 
 from tpunb.signals import Spent
 from tpunb.text import cut
@@ -89,6 +89,10 @@ def _kinds(leaves: Iterable[Any]) -> str:
     return cut(", ".join(kind if times == 1 else f"{times} {kind}" for kind, times in found.items()), _LONGEST)
 
 
+Holds = tuple[Signature | None, SupportsIndex | None]
+"""What a batch holds: its signature, and how many elements its mask keeps."""
+
+
 class Result(Protocol):
     """What a launch returns while it computes, such as an array of JAX."""
 
@@ -147,8 +151,10 @@ class Clock(Protocol):
     def request(self, kind: str, what: What) -> None:
         """Begin a step with the request of its batch."""
 
-    def draw(self, function: Callable[[S], T], source: S, what: What) -> T:
-        """Return ``function(source)``, and record its time as wait for input."""
+    def draw(
+        self, function: Callable[[S], T], source: S, what: What, holds: Callable[[Hashable, T], Holds] | None = None
+    ) -> T:
+        """Return ``function(source)``, and record its time as wait for input, and what the batch of a stream holds."""
 
     def forget_input(self) -> None:
         """Let the wait for input of the open step be unknown."""
@@ -211,8 +217,10 @@ class Sink(Protocol):
     def fail(self, error: Exception) -> None:
         """Find no more steps."""
 
-    def fetched(self, stream: Hashable, start_ns: int, end_ns: int, *, over: bool = False, what: What) -> None:
-        """Record that a batch was fetched from a stream of data, or its end found."""
+    def fetched(
+        self, stream: Hashable, start_ns: int, end_ns: int, *, over: bool = False, what: What, holds: Holds
+    ) -> None:
+        """Record that a batch was fetched from a stream of data, with what it holds, or its end found."""
 
     def called(
         self,

@@ -159,7 +159,7 @@ class _Attempt:
             return (round(time * 1e9) - origin_ns) * 1000
 
         pairs = [(step, ps(start), ps(end)) for (step, start), (_, end) in pairwise(steps)]
-        ticks = [("", step, "train", start, end, None, None, None, "event", None) for step, start, end in pairs]
+        ticks = [("", step, "train", start, end, None, None, None, "event", *[None] * 3) for step, start, end in pairs]
         rows = [("", ps(start), ps(end) - ps(start), account, detail) for account, detail, start, end in spans]
         tables = {name: pl.DataFrame(schema=columns) for name, columns in run_folder.TABLES.items()}
         tables["ticks"] = pl.DataFrame(ticks, schema=run_folder.TICKS, orient="row")

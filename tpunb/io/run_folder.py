@@ -94,6 +94,8 @@ TICKS: schema.Schema = {
     "dispatch_ps": pl.Int64(),  # before the framework is asked to compute
     "found_by": pl.String(),  # of ``tpunb.schema.RULE``; null in runs of an earlier version
     "peers_ps": pl.Int64(),  # without work in collectives and backward passes, of a job of several ranks
+    "samples": pl.Int64(),  # in the batches that it fetched
+    "tokens": pl.Int64(),
 }
 """One row per step that ended, by the host clock; a step may have several rows."""
 
@@ -781,7 +783,7 @@ def _latest(
         detail=pl.col("found_by").replace("", None),
     )
     last, before = ticks.filter(host=host)["step"].max(), steps["before"].drop_nulls()
-    later = steps.filter(pl.col("step") > (last if isinstance(last, int) else -1)).select([*TICKS])
+    later = schema.check(steps.filter(pl.col("step") > (last if isinstance(last, int) else -1)), TICKS, "ticks")
     return later, before[-1] if before.len() else None, spans
 
 

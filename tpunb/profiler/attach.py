@@ -374,7 +374,7 @@ def write(writer: RunWriter, seen: Observation, process: int) -> None:
         stands = {"since": begin, "seconds": (end - since) / 1e6, "step": None, "counted": False, "threads": []}
         writer.standing({**stands, "children": _children(process)})
     spans = [(host, start * _US, (until - start) * _US, *of) for start, until, *of in times]
-    rows = [(host, 0, "train", 0, end * _US, None, None, None, "whole", None)] if trains else []
+    rows = [(host, 0, "train", 0, end * _US, None, None, None, "whole", None, None, None)] if trains else []
     library = pl.col("file").str.contains("|".join(f"^{re.escape(folder)}" for folder in folders) or "^$")
     home = pl.when(library & ~pl.col("file").str.contains(_INSTALLED.pattern)).then(pl.lit("python")).otherwise("home")
     writer.part(

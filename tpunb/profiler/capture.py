@@ -19,6 +19,7 @@ import polars as pl
 from tpunb import signals
 from tpunb.errors import CaptureBusy, TpunbError, check_whole, wrong_type
 from tpunb.instrument import jax, listening, tensorflow, torch
+from tpunb.instrument.batches import Batches
 from tpunb.instrument.profiler_sessions import ProfilerArbiter
 from tpunb.instrument.registry import check_imports
 from tpunb.instrument.sink import END_OF_DATA, What
@@ -161,12 +162,12 @@ class Run:
         _checked(kind)
         what = What.of("tpunb", Run.batches)
         with self._clock.within("data loading", "start of the data", what=what):
-            batches, step = _iterator(data, state), None
+            batches, step, holds = _iterator(data, state), None, Batches()
         try:
             while True:
                 step = self._clock.begin(kind, complete=False, explicit=True, rule="mark", what=what)
                 # no exception, which would refer to the iterator, is handled when that ends
-                batch = next(batches, _END) if step is None else self._clock.draw(_next, batches, what)
+                batch = next(batches, _END) if step is None else self._clock.draw(_next, batches, what, holds.of)
                 if batch is _END:
                     with self._clock.within("data loading", DATA_END, what=what, end_of=END_OF_DATA):
                         del batches  # which may end threads

@@ -16,10 +16,11 @@ from time import monotonic_ns
 from typing import Any
 
 from tpunb.instrument.keras import LIBRARY, keras_runs
-from tpunb.instrument.sink import END_OF_DATA, Result, Signature, What
+from tpunb.instrument.sink import END_OF_DATA, Holds, Result, Signature, What
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.step_clock import OpenStep, StepClock, StepRecord
 from tpunb.signals import Spent
+from tpunb.step_stats.batch_size import Size
 from tpunb.step_stats.step_fold import LOOP_CALLS, Event, Step, StepFold
 from tpunb.text import format_error
 from tpunb.training.graph_work import step_flops
@@ -87,18 +88,28 @@ class Loop:
 
     @_harmless
     def fetched(
-        self, stream: Hashable, start_ns: int, end_ns: int, *, over: bool = False, what: What | None = None
+        self,
+        stream: Hashable,
+        start_ns: int,
+        end_ns: int,
+        *,
+        over: bool = False,
+        what: What | None = None,
+        holds: Holds = (None, None),
     ) -> None:
-        """Record that a batch was fetched from a stream of data, or its end found."""
-        end_of = END_OF_DATA if over else None
-        self.clock.events.add("fetch", what, stream, start_ns, end_ns, end_of=end_of)
+        """Record that a batch was fetched from a stream of data, with what it holds, or its end found."""
+        end_of, (arrays, kept) = END_OF_DATA if over else None, holds
+        self.clock.events.add("fetch", what, stream, start_ns, end_ns, end_of=end_of, arrays=arrays, number=kept)
+        fetch = Event("fetch", start_ns, end_ns, what, stream, arrays=arrays, end_of=end_of, number=kept)
         step = self.clock.opened
         if step is not None:
             if step.explicit:
                 step.input_ns = (step.input_ns or 0) + max(0, end_ns - start_ns)
+                if not over:
+                    step.batches.append(fetch)
         elif over and not self.fold.is_marked:
             self.clock.add_span(Spent("data loading", None, start_ns, end_ns))
-        self._add(Event("fetch", start_ns, end_ns, what, stream, end_of=end_of))
+        self._add(fetch)
 
     @_harmless
     def takes_gradients(self, function: str, *, what: What | None = None) -> None:
@@ -261,8 +272,8 @@ class Loop:
         return False
 
     @_harmless
-    def _mark(self, event: Event) -> tuple[int, int | None] | None:
-        """Add the begin or the end of a mark, whose step the clock records; return start and time of its fetch."""
+    def _mark(self, event: Event) -> tuple[int, int | None, Size | None] | None:
+        """Add the begin or the end of a mark, whose step the clock records; return time and size of its fetch."""
         if not self._launched and event.edge == "begin" and not keras_runs():
             self._note_launch("mark")
         if event.what is not None and event.what.library == LIBRARY.name:
@@ -280,7 +291,7 @@ class Loop:
         if ended is not None and ended.launch is not None and ended.launch is not launch:
             self.clock.extend(ended.launch.work)
         mark = fold.mark
-        return None if mark is None or mark.input is None else (mark.start, mark.input)
+        return None if mark is None or mark.input is None else (mark.start, mark.input, mark.size)
 
     def _record(self, steps: list[Step]) -> None:
         for step in steps:
@@ -298,5 +309,6 @@ class Loop:
                     next_ns=step.next,
                     launched_ns=0 if launch is None else launch.end,
                     work=None if launch is None else launch.work,
+                    size=step.size,
                 )
             )

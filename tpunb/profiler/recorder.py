@@ -285,7 +285,8 @@ class RunRecorder:
         causes = record.input_ns, record.callbacks_ns, record.dispatch_ns
         times = (record.start_ns - self._origin_ns, record.end_ns - self._origin_ns, *causes)
         *in_ps, peers_ps = (None if ns is None else ns * 1000 for ns in (*times, record.peers_ns))
-        return (self.reducer.host, record.step, record.kind, *in_ps, record.rule, peers_ps)
+        size = record.size or (None, None)
+        return (self.reducer.host, record.step, record.kind, *in_ps, record.rule, peers_ps, *size)
 
     def _span(self, spent: Spent) -> tuple[object, ...]:
         """Return a row of SPANS, in the run's time."""

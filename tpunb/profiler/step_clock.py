@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from threading import Thread, current_thread, get_ident
 from time import monotonic, monotonic_ns, sleep, thread_time_ns
@@ -23,13 +23,14 @@ from typing import Any, NamedTuple, TypeVar
 from tpunb.errors import warn_user
 from tpunb.instrument.events import EventLog
 from tpunb.instrument.keras import STEP_FUNCTION, running_method
-from tpunb.instrument.sink import END_OF_DATA, Result, What
+from tpunb.instrument.sink import END_OF_DATA, Holds, Result, What
 from tpunb.profiler.in_flight import InFlight, Work
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.stall_sampler import Progress
 from tpunb.schema import ACCOUNTS, PEERS
 from tpunb.signals import Spent
-from tpunb.step_stats.step_fold import IDLE_NS, MARKS, NEXT, Event, StepTimes
+from tpunb.step_stats.batch_size import Size, added
+from tpunb.step_stats.step_fold import IDLE_NS, MARKS, NEXT, Event, StepTimes, event_size
 from tpunb.text import cut, plain
 from tpunb.training.program import user_frame
 
@@ -72,6 +73,7 @@ class StepRecord(NamedTuple):
     launches_ns: tuple[int, int] | None = None  # when the host launched its work, if not from start to end
     done: bool = True  # whether start and end are known; if not, they are those of its launches
     peers_ns: int | None = None  # of it, without work where a rank waits for others; None if it has none
+    size: Size | None = None  # of its batches, None if none was fetched
 
 
 @dataclass(eq=False, slots=True)
@@ -99,6 +101,8 @@ class OpenStep:
     number: int | None = None  # of the program
     begun_ns: int = 0  # when the program ran on after its mark: the fetch of its batch may come before
     dispatched_ns: int = 0  # when the framework was asked to compute
+    size: Size | None = None  # of its batches
+    batches: list[Event] = field(default_factory=list)  # that are not in it yet
 
     def launched(self, work: Work | None, now_ns: int) -> None:
         """Record a launch."""
@@ -114,7 +118,11 @@ class OpenStep:
     def record(self, end_ns: int) -> StepRecord:
         """Return it by the time of the host."""
         causes = self.input_ns, self.callbacks_ns, self.dispatch_ns
-        return StepRecord(self.step, self.kind, self.start_ns, max(self.start_ns, end_ns), *causes, self.rule)
+        size = (
+            added([*([self.size] if self.size else []), *map(event_size, self.batches)]) if self.batches else self.size
+        )
+        record = StepRecord(self.step, self.kind, self.start_ns, max(self.start_ns, end_ns), *causes, self.rule)
+        return record._replace(size=size)
 
 
 class StepClock:
@@ -149,7 +157,9 @@ class StepClock:
         self.on_step: Callable[[StepRecord], None] = lambda _: None  # called as a step ends, in the thread that trains
         self.on_span: Callable[[Spent], None] = lambda _: None  # likewise, as a span ends
         self.boundary: Callable[[], None] = lambda: None  # called between steps: a source may have something to do
-        self.on_mark: Callable[[Event], tuple[int, int | None] | None] = lambda _: None  # as a mark begins and ends
+        self.on_mark: Callable[[Event], tuple[int, int | None, Size | None] | None] = lambda _: (
+            None
+        )  # as a mark begins and ends
         self.on_fetch: Callable[[Event], None] = lambda _: None  # called as a batch of a marked step is fetched
         self.current: Callable[[], StepRecord | None] = lambda: None  # the step of a loop without marks
         self.folded_ns: Callable[[], int] = lambda: 0  # when the last event of such a loop ended
@@ -210,7 +220,7 @@ class StepClock:
         opened = OpenStep(number, kind, start_ns, annotation, complete, explicit, rule, owner=owner)
         opened.what, opened.number, opened.begun_ns = what, step, start_ns
         if fetch is not None:  # before the mark
-            opened.start_ns, opened.input_ns = fetch
+            opened.start_ns, opened.input_ns, opened.size = fetch
         if self._last is not None:
             self._last.next_ns, self._last = opened.start_ns, None
         if annotation is not None:
@@ -381,22 +391,34 @@ class StepClock:
             total_ns += wait_ns if start_ns >= step.start_ns else 0
         return total_ns if self.has_peers else None
 
-    def draw(self, function: Callable[[S], T], source: S, what: What | None = None) -> T:
+    def draw(
+        self,
+        function: Callable[[S], T],
+        source: S,
+        what: What | None = None,
+        holds: Callable[[Hashable, T], Holds] | None = None,
+    ) -> T:
         """Return ``function(source)``, and record its time as input wait, but for checkpoints and trials within it."""
-        step, other_ns, end_of = self._open, self._other_ns, None
+        step, other_ns, end_of, arrays, kept = self._open, self._other_ns, None, None, None
         start_ns = self.enter("data loading")
         try:
-            return function(source)
+            batch = function(source)
+            if holds is not None:
+                arrays, kept = holds(id(source), batch)
+            return batch
         except StopIteration:
             end_of = END_OF_DATA
             raise
         finally:
             end_ns = self.leave()
-            self.events.add("fetch", what, id(source), start_ns, end_ns, end_of=end_of)
-            self.on_fetch(Event("fetch", start_ns, end_ns, what, id(source), end_of=end_of))
+            self.events.add("fetch", what, id(source), start_ns, end_ns, end_of=end_of, arrays=arrays, number=kept)
+            fetch = Event("fetch", start_ns, end_ns, what, id(source), arrays=arrays, end_of=end_of, number=kept)
+            self.on_fetch(fetch)
             waited_ns = end_ns - start_ns - (self._other_ns - other_ns)
             if step is not None and step is self._open and self.trains_here:
                 step.input_ns = (step.input_ns or 0) + (waited_ns if waited_ns > 0 else 0)
+                if end_of is None:
+                    step.batches.append(fetch)
 
     def request(self, kind: str, what: What | None = None) -> None:
         """Begin a step with the request of its batch."""

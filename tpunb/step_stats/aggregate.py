@@ -74,7 +74,7 @@ def _one(name: str, aggregation: schema.Aggregation | None) -> pl.Expr:
 
 
 _KEY = ["host", "step"]
-_BY_CLOCK = ["input_ps", "callbacks_ps", "dispatch_ps", "peers_ps"]
+_BY_CLOCK = ["input_ps", "callbacks_ps", "dispatch_ps", "peers_ps", "samples", "tokens"]
 _MEASURED = [name for name in schema.STEPS if name not in {*_KEY, "kind", "start_ps", "dur_ps", "traced", "rule"}]
 
 

@@ -67,9 +67,12 @@ def judged_again(
         ends = pl.col("from_ps").min(), pl.col("until_ps").max()
         recorded = recorded.group_by(_KEY, maintain_order=True).agg(pl.col("found_by").first(), *ends, *sums)
     columns: schema.Schema = {"to": pl.Int64(), "kind": pl.String(), "rule": pl.String()}
-    columns |= dict.fromkeys(("start_ps", "end_ps", "waited_ps"), pl.Int64())
+    columns |= dict.fromkeys(("start_ps", "end_ps", "waited_ps", "samples", "tokens"), pl.Int64())
     steps = steps_of(run, until)
-    rows = [(step.number, step.kind, step.rule, step.start, step.end, step.input) for step in steps]
+    rows = [
+        (step.number, step.kind, step.rule, step.start, step.end, step.input, *(step.size or (None, None)))
+        for step in steps
+    ]
     loaded = pl.DataFrame(rows, columns, orient="row")
     moved = None
     if recorded["step"].equals(loaded["to"]) and recorded["found_by"].equals(loaded["rule"]):
@@ -96,6 +99,8 @@ def judged_again(
         dispatch_ps="dispatch_ps",
         found_by="rule",
         peers_ps="peers_ps",
+        samples="samples",
+        tokens="tokens",
     )
     return found, moved
 

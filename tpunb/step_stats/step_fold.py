@@ -21,10 +21,12 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import chain, islice, takewhile
 from math import prod
+from operator import index
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, SupportsIndex
 
 from tpunb.instrument.sink import Signature, What
+from tpunb.step_stats.batch_size import Size, added, size_of
 from tpunb.step_stats.sample_places import is_evaluation
 
 TRAIN, EVALUATION = "train", "eval"
@@ -63,7 +65,7 @@ class Event(NamedTuple):
     place: Hashable = None
     arrays: Signature | None = None
     end_of: str | None = None
-    number: int | None = None
+    number: SupportsIndex | None = None  # of the program; elements that the mask of a batch keeps
     edge: str | None = None  # of a mark: "begin", "end", "join" if it is of the step before, or "drop" if of none
     follows: bool = True  # whether the devices worked until this launch
     work: Any = None  # of this launch
@@ -87,6 +89,7 @@ class Step:
     events: tuple[Event, ...]  # that make it, in order
     number: int | None = None  # of the program
     is_over: bool = False  # of a mark: whether there was a launch since that is of no step
+    size: Size | None = None  # of its batches, None if none was fetched
 
     @property
     def is_marked(self) -> bool:
@@ -155,6 +158,7 @@ class Part:
     is_over: bool = False  # whether there was a launch since that is of no step
     batches: int | None = None  # parts before it whose gradients it adds, once that is known
     next: int | None = None  # when the next part begins
+    size: Size | None = None  # of its batches
     events: list[Event] = field(default_factory=list)
 
     def launched(self, event: Event) -> None:
@@ -177,6 +181,7 @@ class Mark:
     input: int | None
     launch: Event | None = None
     events: list[Event] = field(default_factory=list)
+    size: Size | None = None
 
 
 class StepFold:
@@ -198,7 +203,7 @@ class StepFold:
         self.evaluates_since: int | None = None  # since when a model is in the mode to evaluate
         self.model_since: int | None = None  # when a model was first called
         self._parts = deque[Part]()  # that are over, and may be a part of a step
-        self._fetch: tuple[int, int, Event] | None = None  # before a mark: start, time, and the last
+        self._fetch: tuple[int, int, Event, Size] | None = None  # before a mark: start, time, the last, and size
         self._optimizers = dict[frozenset[Hashable], str]()  # kinds of steps
         self._trained = set[Hashable]()  # streams of the batches that led to the last update
         self._whole = set[frozenset[Hashable]]()  # sets of streams that parts had fetched from as they ended
@@ -246,6 +251,7 @@ class StepFold:
             return
         if self.mark is not None:
             self.mark.input = (self.mark.input or 0) + time
+            self.mark.size = _enlarged(self.mark.size, event)
             _note(self.mark.events, event)
         elif event.what is not None and event.what.library in MARKS:  # the end of what it marks
             self._join(event.end, time)
@@ -253,9 +259,9 @@ class StepFold:
             if event.end_of:
                 self._fetch = None
             elif self._fetch is not None and self._fetch[2].key == stream:  # several batches for one step
-                self._fetch = self._fetch[0], self._fetch[1] + time, event
+                self._fetch = self._fetch[0], self._fetch[1] + time, event, added([self._fetch[3], event_size(event)])
             else:
-                self._fetch = event.start, time, event
+                self._fetch = event.start, time, event, event_size(event)
         elif event.end_of:
             self._resumed = event.end
             for each in (*self._parts, *([self.part] if self.part else [])):
@@ -269,6 +275,7 @@ class StepFold:
                 part.evaluates = self.evaluates_since is not None
             part.streams.add(stream)
             part.input += time
+            part.size = _enlarged(part.size, event)
             part.last = event.end
             _note(part.events, event)
 
@@ -394,7 +401,8 @@ class StepFold:
                     end = mark.launch.end
                 self.marked_step = Step(
                     *(mark.kind, mark.rule, reason, mark.start, end, None, mark.input, mark.launch, events),
-                    number=event.number,
+                    number=None if event.number is None else index(event.number),
+                    size=mark.size,
                 )
                 self._append(self.marked_step)
 
@@ -406,7 +414,7 @@ class StepFold:
 
     def _begin_mark(self, event: Event) -> Mark:
         rule = MARKS.get(event.what.library if event.what else "tpunb", "annotation")
-        start, time = event.start, None
+        start, time, size = event.start, None, None
         events = list[Event]()
         if rule == "keras":
             if self.part is not None and self.part.launch is not None:
@@ -422,9 +430,9 @@ class StepFold:
             self._end_loop()
             self.is_marked = True
             if self._fetch is not None:
-                start, time, fetch = self._fetch
+                start, time, fetch, size = self._fetch
                 events, self._fetch = [fetch], None
-        return Mark(str(event.key), rule, start, time, None, events)
+        return Mark(str(event.key), rule, start, time, None, events, size)
 
     # -- parts of the loop -----------------------------------------------------------------------------------------
 
@@ -661,7 +669,9 @@ class StepFold:
         fetched = sum(part.input for part in parts) if any(part.streams for part in parts) else None
         end, following = max(first.start, last.end), last.next or last.end
         events = tuple(first.events if first is last else chain.from_iterable(part.events for part in parts))
-        self._append(Step(kind, rule, reason, first.start, end, following, fetched, last.launch, events))
+        sizes = [part.size for part in parts if part.streams]
+        size = added(sizes) if sizes else None
+        self._append(Step(kind, rule, reason, first.start, end, following, fetched, last.launch, events, size=size))
 
     def _append(self, step: Step) -> None:
         self._last = step
@@ -677,6 +687,18 @@ HANDLERS: dict[str, Callable[[StepFold, Event], None]] = {
     "mode": StepFold._on_mode,
     "mark": StepFold._on_mark,
 }
+
+
+def event_size(event: Event) -> Size:
+    """Return the size of a batch that was fetched."""
+    return size_of(event.arrays, None if event.number is None else index(event.number))
+
+
+def _enlarged(size: Size | None, event: Event) -> Size | None:
+    """Return the size of some batches and the one that an event fetched, if it did not find their end."""
+    if event.end_of:
+        return size
+    return event_size(event) if size is None else added([size, event_size(event)])
 
 
 def _note(events: list[Event], event: Event) -> None:
