@@ -101,6 +101,7 @@ def test_runs_are_a_table_and_json(timed, capsys):
         "STEP",
         "STEPS",
         "PHASES",
+        *("SAMPLES/S", "TOKENS/S", "MFU"),
         "STATE",
     ]
     assert sorted(re.split(" {2,}", line)[1] for line in lines[1:]) == ["a", "b", "short", "slow"]

@@ -11,18 +11,18 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 5_615,
+    "analysis": 6_060,
     "charts": 1_730,
     "checkpoint": 1_880,
     "cluster": 2_040,
-    "costs": 1_180,
+    "costs": 1_245,
     "frames": 1_620,
     "instrument": 2_695,
     "io": 6_010,
-    "profiler": 5_275,
+    "profiler": 5_290,
     "protobuf": 390,
-    "root": 2_530,
-    "step_stats": 3_270,
+    "root": 2_575,
+    "step_stats": 3_275,
     "testing": 630,
     "tfdata": 1_130,
     "torchdata": 1_030,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 65_740, 280  # of the package without studies: all lines; modules
+LINES, FILES = 66_530, 281  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

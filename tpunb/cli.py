@@ -552,15 +552,29 @@ def _runs(options: argparse.Namespace) -> int:
         print(json.dumps(rows, indent=_indent()))
         return 0
     shown: list[tuple[str, ...]] = [
-        ("STARTED", "RUN", "PROGRAM", "DEVICE", "TIME", "GOODPUT", "STEP", "STEPS", "PHASES", "STATE")
+        (
+            "STARTED",
+            "RUN",
+            "PROGRAM",
+            "DEVICE",
+            "TIME",
+            "GOODPUT",
+            "STEP",
+            "STEPS",
+            "PHASES",
+            *("SAMPLES/S", "TOKENS/S", "MFU"),
+            "STATE",
+        )
     ]
-    for started, name, program, device, wall_ps, share, step_ps, steps, phases, state in frame.iter_rows():
+    for started, name, program, device, wall_ps, share, step_ps, steps, phases, *rates, state in frame.iter_rows():
         when = "-" if started is None else f"{started:%Y-%m-%d %H:%M}"
         times = ("-" if wall_ps is None else duration(wall_ps), "-" if share is None else percent(share))
         step = "-" if step_ps is None else short_time(step_ps)
         names = (cut(plain(text or "-"), 32) for text in (program, device))
         counts = "-" if steps is None else f"{steps:,}", "-" if phases is None else f"{phases}"
-        shown.append((when, plain(name or "-"), *names, *times, step, *counts, plain(state or "-")))
+        per_s = ("-" if rate is None else f"{rate:,.4g}" if rate < 1000 else f"{rate:,.0f}" for rate in rates[:2])
+        mfu = "-" if rates[2] is None else percent(rates[2])
+        shown.append((when, plain(name or "-"), *names, *times, step, *counts, *per_s, mfu, plain(state or "-")))
     _print_table(shown)
     return 0
 

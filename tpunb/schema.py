@@ -979,7 +979,30 @@ RUNS = frame(
     step_ps=Column(_INT, "Median duration of the steps in picoseconds."),
     steps=Column(_INT, "Number of steps, null if they were not counted."),
     phases=Column(_INT, "Number of phases, by the default method."),
+    samples_per_s=Column(_FLOAT, "Samples per second of step time in training, of all hosts, or null."),
+    tokens_per_s=Column(_FLOAT, "Tokens per second of step time in training, of all hosts, or null."),
+    mfu=Column(_FLOAT, "Model FLOPs utilisation in training, 0 to 1, or null."),
     state=Column(_TEXT, 'How it ended, "running", "cut", or since when it stands still, null of other profiles.'),
+)
+
+RATES = frame(
+    "RATES",
+    "One row per phase of a run, and first one of its training steps without outliers.",
+    phase=Column(_INT, "Label of the phase, null for the training."),
+    name=Column(_TEXT, "Name of the phase."),
+    steps=Column(_INT, "Number of steps, of all hosts."),
+    step_ps=Column(_INT, "Mean step time in picoseconds."),
+    samples=Column(_INT, "Samples in the batches of the steps, or null if those of a step are unknown."),
+    tokens=Column(_INT, "Tokens in them, or null."),
+    samples_per_s=Column(_FLOAT, "Samples per second of step time, of all hosts."),
+    tokens_per_s=Column(_FLOAT, "Tokens per second of step time, of all hosts."),
+    model_flops=Column(
+        _FLOAT, "Floating-point operations of the products of a step on a device, without recomputed ones."
+    ),
+    flops=Column(_FLOAT, "Floating-point operations of these and of recomputed ones."),
+    flops_per_s=Column(_FLOAT, "Floating-point operations of the model per second of step time."),
+    mfu=Column(_FLOAT, "Model FLOPs utilisation: `flops_per_s` as a share of the peak of its types, 0 to 1."),
+    hfu=Column(_FLOAT, "Hardware FLOPs utilisation: the same with recomputed ones."),
 )
 
 ATTEMPTS = frame(
@@ -1234,6 +1257,15 @@ COMPARED_ACCOUNTS = frame(
     **_in_both("time_{}_ps", _INT, "Time in run {}, mean over hosts, in picoseconds, null without a record of it."),
     change_ps=Column(_INT, "Time in run b less time in run a, in picoseconds."),
     share=Column(_FLOAT, "Share of the difference in wall time, null where the runs do not differ."),
+)
+
+COMPARED_RATES = frame(
+    "COMPARED_RATES",
+    "One row per rate of two runs in training, see RATES.",
+    rate=Column(_TEXT, 'Column of RATES, such as "tokens_per_s".'),
+    a=Column(_FLOAT, "Its value in run a, or null."),
+    b=Column(_FLOAT, "Its value in run b, or null."),
+    ratio=Column(_FLOAT, "Value in run b by that in run a, null where one is unknown."),
 )
 
 SETTINGS = frame(

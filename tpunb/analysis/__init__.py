@@ -9,6 +9,7 @@ from tpunb.analysis.history import runs
 from tpunb.analysis.job import JobGoodput, categories, job
 from tpunb.analysis.metrics import accelerator_utilisation, account_metrics, phase_metrics, weight_update_ps
 from tpunb.analysis.quality import assess, distinguishing_ops, label_agreement, stability
+from tpunb.analysis.rates import Rates, rates
 from tpunb.analysis.report import Report, report
 from tpunb.analysis.representatives import Representatives, representative, representatives
 from tpunb.analysis.roofline import Roofline, roofline
@@ -29,6 +30,7 @@ __all__ = [
     "GoodputRecorder",
     "Hosts",
     "JobGoodput",
+    "Rates",
     "Remedy",
     "Report",
     "Representatives",
@@ -51,6 +53,7 @@ __all__ = [
     "label_agreement",
     "open_trace",
     "phase_metrics",
+    "rates",
     "report",
     "representative",
     "representatives",

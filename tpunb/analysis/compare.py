@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ import polars as pl
 from tpunb import schema
 from tpunb.analysis.goodput import goodput
 from tpunb.analysis.phase_matching import SAME, by_operations, match, run_similarity, traits_of
+from tpunb.analysis.rates import rates_of
 from tpunb.analysis.run import Run, loaded, phases
 from tpunb.cluster.limits import LIMITS
 from tpunb.cluster.recorded import incidental, skippable
 from tpunb.errors import IncompatibleRuns
-from tpunb.frames import Phases, Steps
+from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.conversion import Tabular
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
 from tpunb.frames.phases import PhaseMethod
@@ -44,6 +46,8 @@ class Comparison(Tabular):
         Contribution of each phase, matched or not, to the difference in run time: ``tpunb.schema.EXPLAINED``.
     accounts
         Contribution of each account to the difference in wall time: ``tpunb.schema.COMPARED_ACCOUNTS``.
+    profiles
+        Profiles of the runs, None where only their steps are known: these lack FLOPs of compiled programs.
     """
 
     a: Phases
@@ -52,6 +56,7 @@ class Comparison(Tabular):
     ops: pl.DataFrame
     explained: pl.DataFrame
     accounts: pl.DataFrame
+    profiles: tuple[Profile | None, Profile | None] = (None, None)
 
     def __post_init__(self) -> None:
         tables = {"frame": "compared", "ops": "compared_ops", "accounts": "compared_accounts"}
@@ -85,6 +90,19 @@ class Comparison(Tabular):
         """Time of all steps of b by that of a, means over their hosts; None if a has none."""
         a, b = int(self.explained["dur_a_ps"].sum()), int(self.explained["dur_b_ps"].sum())
         return b / a if a > 0 else None
+
+    @cached_property
+    def rates(self) -> pl.DataFrame:
+        """Samples/s, tokens/s, FLOP/s a device, MFU and HFU in training: ``tpunb.schema.COMPARED_RATES``."""
+        rows = [
+            rates_of(run, profile).frame.head(1) for run, profile in zip((self.a, self.b), self.profiles, strict=True)
+        ]
+        names = ("samples_per_s", "tokens_per_s", "flops_per_s", "mfu", "hfu")
+        values = [(name, *(row[name].first() if len(row) else None for row in rows)) for name in names]
+        frame = pl.DataFrame(values, {"rate": pl.String(), "a": pl.Float64(), "b": pl.Float64()}, orient="row")
+        return schema.check(
+            frame.with_columns(ratio=pl.col("b") / pl.col("a")), schema.COMPARED_RATES, "compared_rates"
+        )
 
     @property
     def unmatched(self) -> pl.DataFrame:
@@ -148,7 +166,8 @@ def compare(
     >>> compare(toy_steps("aaabbb"), toy_steps("aaaabb"))
     Comparison(2 phases matched, step time ratio of the longest 1.00)
     """
-    a, b = phases(loaded(a, "compare", "a"), method), phases(loaded(b, "compare", "b"), method)
+    runs = loaded(a, "compare", "a"), loaded(b, "compare", "b")
+    a, b = (phases(run, method) for run in runs)
     traits = traits_of(a), traits_of(b)
     matrix = by_operations(*traits)
     similarity = None if matrix is None else run_similarity(*traits, matrix)
@@ -165,7 +184,8 @@ def compare(
     columns = {name: dtype for name, dtype in schema.COMPARED.items() if name not in rows.columns}
     frame = pl.concat([rows, pl.DataFrame(changes, schema=columns)], how="horizontal")
     ops = _ops(a, b, frame.select("phase_a", "phase_b").rows())
-    return Comparison(a, b, frame, ops, explained, _accounts(a, b))
+    first, second = (run if isinstance(run, Profile) else None for run in runs)
+    return Comparison(a, b, frame, ops, explained, _accounts(a, b), (first, second))
 
 
 def _differences(a: Phases, b: Phases, similarity: float | None) -> Iterator[str]:

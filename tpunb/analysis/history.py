@@ -9,6 +9,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis.goodput import goodput
+from tpunb.analysis.rates import rates_of
 from tpunb.cluster import phases
 from tpunb.errors import NoSteps, ProfileNotFound, TpunbError, warn_user
 from tpunb.frames import Profile
@@ -23,8 +24,8 @@ _SHOWN = 3  # runs that the warning names
 def runs(folder: PathLike = "runs") -> pl.DataFrame:
     """Return a row for each run in a folder, at any depth, in order of their starts.
 
-    Raw windows are not read: a run costs the time of grouping its steps. Runs that are damaged, or that another program
-    wrote, are left out, with a warning.
+    A run costs the time of grouping its steps, and of reading its programs or windows for its MFU. Runs that are
+    damaged, or that another program wrote, are left out, with a warning.
 
     Parameters
     ----------
@@ -92,4 +93,6 @@ def run_row(profile: Profile) -> dict[str, Any]:
         grouped = phases(steps)
     except NoSteps:
         return row
-    return {**row, "phases": len(grouped), "goodput": goodput(grouped).ratio if profile.span_ps else None}
+    figures = rates_of(grouped, profile).frame.select("samples_per_s", "tokens_per_s", "mfu")
+    share = goodput(grouped).ratio if profile.span_ps else None
+    return {**row, "phases": len(grouped), "goodput": share, **next(figures.iter_rows(named=True), {})}

@@ -71,6 +71,7 @@ def _at(path: Path, name: str) -> Live:
     parts = ["steps were not counted" if row["steps"] is None else plural(row["steps"], "step")]
     if row.get("step_ps"):
         parts.append(f"{short_time(row['step_ps'])} each")
+    parts += [f"{row[f'{name}_per_s']:,.4g} {name}/s" for name in ("samples", "tokens") if row.get(f"{name}_per_s")]
     if row.get("goodput") is not None:
         parts.append(f"{percent(row['goodput'])} of {duration(row['wall_ps'])} productive")
     return Live(name, profile.state, profile.standing is not None, plain(f"{name}: {', '.join(parts)}; {row['state']}"))

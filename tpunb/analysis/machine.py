@@ -92,14 +92,19 @@ _MEASURED: dict[str, Device] = {}
 
 def kept() -> tuple[Device, str]:
     """Return this CPU with its peaks, which are measured once and kept for the user, and a note on when."""
+    if (cpu := found()) is not None:
+        return cpu, "peaks of this CPU measured earlier"
+    begun = time.perf_counter()
+    return measured(), f"peaks of this CPU measured in {time.perf_counter() - begun:.0f} s, kept"
+
+
+def found() -> Device | None:
+    """Return this CPU with its peaks, None if they were not measured for the user."""
     name = this_cpu()
     if name not in _MEASURED and (file := _file(name)) is not None:
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             _MEASURED[name] = Device.from_json(read_file(file))
-    if name in _MEASURED:
-        return _MEASURED[name], "peaks of this CPU measured earlier"
-    begun = time.perf_counter()
-    return measured(), f"peaks of this CPU measured in {time.perf_counter() - begun:.0f} s, kept"
+    return _MEASURED.get(name)
 
 
 def _file(name: str) -> Path | None:

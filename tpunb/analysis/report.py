@@ -14,6 +14,7 @@ import polars as pl
 
 from tpunb.analysis.advice import advise, tried_on
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals, works
+from tpunb.analysis.rates import Rates, phase_rates, rate_figures, rate_lines, rate_metrics, rates_of, run_cost
 from tpunb.analysis.run import Run, loaded, phases
 from tpunb.analysis.time_line import INSIDE_STEPS
 from tpunb.analysis.verdict import verdict
@@ -45,10 +46,13 @@ class Report:
         What `to_json` returns, as Python values: ``docs/report.md`` describes each.
     frames
         Frames behind the figures, by the id that a figure has as its evidence.
+    rates
+        Rates of the run and its phases, as ``tp.analysis.rates`` returns them; None without steps.
     """
 
     content: Mapping[str, Any]
     frames: Mapping[str, pl.DataFrame]
+    rates: Rates | None = None
 
     def __str__(self) -> str:
         return self.to_text()
@@ -90,6 +94,28 @@ class Report:
             return _json(self.content)
         return json.dumps(self.content, ensure_ascii=False, allow_nan=False, indent=indent)
 
+    def to_metrics(self) -> dict[str, float]:
+        """Return the figures that are known by the names of trackers, those of ml-goodput where it has one."""
+        return rate_metrics(self.content)
+
+    def cost(self, per_hour: float) -> dict[str, float | None]:
+        """Return what the run costs: ``{"run": 12.5, "million tokens": 0.08}``, None if that is unknown.
+
+        Parameters
+        ----------
+        per_hour
+            Price of an hour of all that the run uses, in any currency.
+
+        Raises
+        ------
+        ValueError
+            If the price is not above 0.
+        """
+        run = self.content["run time"]
+        seconds = None if run is None else run["value"]
+        found = (None, None) if seconds is None or self.rates is None else run_cost(self.rates, seconds, per_hour)
+        return dict(zip(("run", "million tokens"), found, strict=True))
+
     def is_below(self, goodput: float) -> tuple[bool | None, str]:
         """Return whether goodput, the share of productive training, is below a share, and why in one line.
 
@@ -114,13 +140,15 @@ class Report:
         return "\n".join(_lines(self.content, markdown, bold="**{}**", item="- {}"))
 
 
-def report(run: Run) -> Report:
+def report(run: Run, *, tokens_per_step: int | None = None) -> Report:
     """Report on a run: verdict, accounts, phases, bottlenecks, what to do first, and what is not known.
 
     Parameters
     ----------
     run
         Path of a run, its Profile, Steps or Phases; steps are grouped by the default method.
+    tokens_per_step
+        Tokens of a training step, of all hosts, in place of those of its batches.
 
     Raises
     ------
@@ -138,16 +166,17 @@ def report(run: Run) -> Report:
         if not isinstance(found, Profile):
             raise
         return _without_steps(found, error)
-    return _Writer(grouped, found if isinstance(found, Profile) else None).report
+    return _Writer(grouped, found if isinstance(found, Profile) else None, tokens_per_step).report
 
 
 class _Writer:
     """The parts of a report on phases."""
 
-    def __init__(self, grouped: Phases, profile: Profile | None) -> None:
+    def __init__(self, grouped: Phases, profile: Profile | None, tokens_per_step: int | None = None) -> None:
         self.source = grouped.steps.source if profile is None else profile.source
         self.profile = profile
         self.phases, wall = grouped, grouped.steps.wall
+        self.rates = rates_of(grouped, profile, tokens_per_step=tokens_per_step)
         self.goodput: Goodput | None = None if wall is None or wall.span_ps <= 0 else goodput(grouped)
         self.base = "step time" if self.goodput is None else "run time"
         step_ps = round(int(grouped.frame["dur_ps"].sum()) / self._hosts)
@@ -156,6 +185,7 @@ class _Writer:
     @property
     def report(self) -> Report:
         frames = {"phases": self.phases.frame, "actions": self._advice, "operations": self._ops}
+        frames |= {"rates": self.rates.frame}
         if self.goodput is not None:
             frames |= {"accounts": self.goodput.frame, "stalls": self.goodput.stalls, "places": self.goodput.places}
             frames |= {"load": self.goodput.load}
@@ -166,13 +196,14 @@ class _Writer:
             "run time": None if self.goodput is None else _time(self.whole_ps, "accounts"),
             "productive": self._productive,
             "accounts": [*self._accounts],
+            "rates": rate_figures(self.rates),
             "phases": [*self._phases],
             "operations": [*self._operations],
             "memory": {"host": self._host_memory, "device": self._device_memory},
             "actions": [*self._actions],
             "unknown": [*self._unknown],
         }
-        return Report(_fitted(content), frames | {"memory": self._allocators})
+        return Report(_fitted(content), frames | {"memory": self._allocators}, self.rates)
 
     @property
     def _run(self) -> dict[str, Any]:
@@ -246,6 +277,7 @@ class _Writer:
 
     @property
     def _phases(self) -> Iterator[dict[str, Any]]:
+        rates = phase_rates(self.rates)
         for row in self.phases.frame.head(_PHASES * self.phases.steps.are_counted).iter_rows(named=True):
             waits = {name: row[name] for name in ("input", "idle") if row[name] is not None}
             yield {
@@ -259,6 +291,7 @@ class _Writer:
                     {"varies": _share(row["step_time_cv"], "mean step time")} if row["step_time_cv"] is not None else {}
                 ),
                 **{name: _share(share, "its step time") for name, share in waits.items()},
+                **({"rates": rates[row["phase"]]} if rates.get(row["phase"]) else {}),
             }
 
     @property
@@ -365,6 +398,7 @@ def _without_steps(profile: Profile, error: NoSteps) -> Report:
         "run time": _time(run.wall_ps, "accounts"),
         "productive": {"value": None, "unit": "s", "share": None, "base": "run time", "evidence": "accounts"},
         "accounts": accounts,
+        "rates": None,
         "phases": [],
         "operations": [],
         "memory": {"host": None, "device": None},
@@ -384,6 +418,9 @@ def _fitted(content: dict[str, Any]) -> dict[str, Any]:
     """Return the content in 4 kB: the last entries of lists that concern the least time are counted instead."""
     left_out = dict.fromkeys(_LISTS, 0)
     while len(_json({**content, "left out": left_out}).encode()) > _BYTES:
+        if rates := [each for each in content["phases"] if "rates" in each]:
+            del rates[-1]["rates"]
+            continue
         if causes := [each["causes"] for each in content["accounts"] if len(each.get("causes", [])) > 1]:
             causes[-1].pop()  # first what is only said of an entry
             continue
@@ -471,6 +508,12 @@ def _lines(content: Mapping[str, Any], text: Callable[[str], str], *, bold: str,
             waits = [f"{name} {percent(each[name]['share'])} of it" for name in ("input", "idle") if name in each]
             steps = f"{plural(each['steps'], 'step')} of {_text(each['step'])}"
             yield item.format(text(", ".join([f"{_figure(each['time'])} {each['name']}: {steps}", *waits])))
+    if content["rates"]:
+        yield from (
+            "",
+            bold.format(f"Rates over {content['rates']['base']}"),
+            *(item.format(text(line)) for line in rate_lines(content["rates"])),
+        )
     if of := [f"{name} {_size(figure)}" for name, figure in content["memory"].items() if figure is not None]:
         yield from ("", text(f"Memory at most: {', '.join(of)}."))
     if content["actions"]:

@@ -307,7 +307,7 @@ def roofline(run: Run, by: str | None = None, *, device: str | Device | None = N
         raise ValueError(f"The by parameter of roofline must be one of {', '.join(_BY)}. Got {by!r} instead.")
     grouped = phases(found) if by == "phase" or isinstance(found, Phases) else None
     steps = steps_of(found) if grouped is None else grouped.steps
-    chip, note = _peaks_of(steps) if device is None else (_device(device), None)
+    chip, note = peaks_of(steps) if device is None else (_device(device), None)
     statistics_only = steps.read_layers is None and by in _STEPS and steps.devices["flops"].count() > 0
     rows = _of_steps(steps) if statistics_only else _of_instructions(steps, by)
     rows = rows.with_columns(run=pl.lit(steps.name or "run"))
@@ -419,13 +419,15 @@ def device_of(steps: Steps) -> Device | None:
     return next((chip for chip in DEVICES.values() if chip.of_kind(kind)), None)
 
 
-def _peaks_of(steps: Steps) -> tuple[Device | None, str | None]:
-    """Return the device of a run, and where its peaks are from or why they are unknown."""
+def peaks_of(steps: Steps, *, measure: bool = True) -> tuple[Device | None, str | None]:
+    """Return the device of a run, and where its peaks are from or why they are unknown; `measure` those of a CPU."""
     if (chip := device_of(steps)) is not None:
         return chip, None
     if (cpu := steps.metadata.get("cpu")) is not None:
         if cpu == this_cpu() and {*steps.frame["host"].unique().cast(pl.String)} == {socket.gethostname()}:
-            return machine.kept()
+            if measure or (cpu_device := machine.found()) is not None:
+                return machine.kept() if measure else (cpu_device, "peaks of this CPU measured earlier")
+            return None, "the peaks of this CPU are not measured: tp.analysis.machine.measured() does it in 5 s"
         return None, f"no peaks of {plain(cpu)} of another machine{_GIVEN}"
     kind = steps.metadata.get("device kind", "")
     reason = f"no peaks of the device {plain(kind)!r}" if kind else "the run does not name its device"

@@ -21,10 +21,10 @@ from tpunb.protobuf.table import Ints, Messages, Rows, integer, text
 from tpunb.text import cut
 
 # tags of xla/service/hlo.proto and xla/xla_data.proto
-_MODULE, _COMPUTATIONS, _INSTRUCTIONS, _METADATA = text(1), text(3), text(2), text(7)
+_MODULE, _COMPUTATIONS, _INSTRUCTIONS, METADATA = text(1), text(3), text(2), text(7)
 _NAME, _OPCODE, _SHAPE, _FUSION_KIND, _GROUPS, _DEVICES = text(1), text(2), text(3), text(11), text(49), text(87)
 NAMES = _NAME, _OPCODE, _FUSION_KIND
-_OP_TYPE, _OP_NAME, _FILE, _LINE, _FRAME = text(1), text(2), text(3), integer(4), integer(15)
+_OP_TYPE, OP_NAME, _FILE, _LINE, _FRAME = text(1), text(2), text(3), integer(4), integer(15)
 _STACK, _FILES, _LOCATIONS, _FRAMES = text(17), text(1), text(3), text(4)  # of a module, of its stack frames
 _TYPE, _DIMENSIONS, _PARTS, _LAYOUT, _MINOR_TO_MAJOR = integer(2), 3, text(4), text(5), 1
 _LISTED, _IOTA = text(1), text(2)
@@ -155,8 +155,8 @@ def parts(protos: Messages) -> tuple[Messages, Messages, Messages, Rows]:
 def read_instructions(protos: Messages) -> pl.DataFrame:
     """Return the instructions of programs as `instructions`, but raise BadProfile for a damaged one."""
     modules, _, rows, module = parts(protos)
-    metadata, *of_names = rows.columns(_METADATA, *NAMES)
-    op_type, op_name = rows.at(metadata).columns(_OP_TYPE, _OP_NAME)
+    metadata, *of_names = rows.columns(METADATA, *NAMES)
+    op_type, op_name = rows.at(metadata).columns(_OP_TYPE, OP_NAME)
     columns = {
         "proto": pl.Series(modules.parent[module].astype(np.uint32)),
         "module": _words(modules, modules.columns(_NAME)[0]).gather(pl.Series(module)),
@@ -237,7 +237,7 @@ def _groups(instruction: Messages) -> str | None:
 
 def _sources(rows: Messages, modules: Messages, module: Rows) -> pl.Series:
     """Return file and line of instructions, or those of their stack frame."""
-    file, line, frame = rows.at(rows.columns(_METADATA)[0]).columns(_FILE, _LINE, _FRAME)
+    file, line, frame = rows.at(rows.columns(METADATA)[0]).columns(_FILE, _LINE, _FRAME)
     stacks = modules.sub(_STACK)
     frames, locations, files = (stacks.sub(tag) for tag in (_FRAMES, _LOCATIONS, _FILES))
 

@@ -15,7 +15,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.compiled import compiled
 from tpunb.costs import hlo
-from tpunb.costs.hlo_graph import Floats, Instructions, spans
+from tpunb.costs.hlo_graph import Floats, Instructions, Mask, spans
 from tpunb.protobuf.table import Ints, Messages, integer, text
 
 WORK: schema.Schema = {
@@ -56,6 +56,14 @@ _NO_BYTES = ("parameter", "constant", "get-tuple-element", "bitcast", "after-all
 _RUNS = ("call", "while", "async-start", "conditional")  # whose work is that of the computations
 _APPLIES = ("reduce", "reduce-window", "map", "select-and-scatter", "scatter")  # that apply computations to elements
 _GEMM, _CONV = ("__cublas$gemm", "__cublas$lt$matmul"), "__cudnn$conv"
+_BATCHED, _BATCHED_GEMM = 3, re.compile(r'"lhs_batch_dimensions"\s*:\s*\["?\d')
+_REMAT, _REMAT_NAME = re.compile(r"rematted_computation"), re.compile(r"\.remat\d*\b")  # of JAX, and of XLA itself
+_GRADIENT, _PARTS = re.compile(r"transpose\(|gradient_tape"), ("forward", "backward", "recomputation")
+_TRIPS = re.compile(r'"known_trip_count"\s*:\s*\{\s*"n"\s*:\s*"(\d{1,12})"')
+_HARMLESS = re.compile(
+    "^$|Sharding|SPMD|ShardShape|AllocateBuffer|TopK|callback|annotate_device|MoveTo|Annotate|^lapack_|cusolver|cub|"
+    "X64|PadToStatic|SliceToDynamic|ApproxTopK|Pin|Unpin|RngBitGenerator|threefry|prng|LayoutConstraint"
+)  # custom calls that compute no products
 _GEMM_DIMENSIONS = re.compile(r'"lhs_contracting_dimensions"\s*:\s*\[([\s\d",]*)\]')
 
 
@@ -81,19 +89,100 @@ def _work(protos: Messages) -> pl.DataFrame:
     return pl.DataFrame({"proto": proto, **hlo.names(table.rows, *table.texts), "dtype": dtype, **columns})
 
 
+PRODUCTS: schema.Schema = {
+    "proto": pl.UInt32(),  # row of the program in the input
+    "dtype": pl.String(),  # of the operands
+    "attention": pl.Boolean(),  # whether both operands have batch dimensions, as those of attention have
+    "part": pl.String(),  # "forward", "backward" or "recomputation"
+    "flops": pl.Float64(),  # null where `unknown` says why
+    "unknown": pl.String(),
+}
+"""One row per kind of matrix products and convolutions of a program."""
+
+
+def products(protos: Messages) -> pl.DataFrame:
+    """Return the FLOPs of products in one run of each program, with each turn of its loops: ``PRODUCTS``."""
+    with np.errstate(all="ignore"):
+        return hlo.undamaged(protos, lambda those: _Costs(those).products(), PRODUCTS)
+
+
 class _Costs(Instructions):
     """Work of the instructions of programs."""
 
     def work(self) -> list[Floats]:
         """Return FLOPs, transcendentals and bytes of every instruction."""
         flops, transcendentals = self._computed()
-        moved = self._moved()
-        return self._with_computations([flops, transcendentals, moved])
+        moved, times = self._moved(), self._times()
+        runs = self.where(*_RUNS)[self.caller].astype(float)
+        return self._with_computations([flops, transcendentals, moved], [times, times, runs])
+
+    def products(self) -> pl.DataFrame:
+        """Return the FLOPs of products in one run of each program: ``PRODUCTS``."""
+        product, flops = self._products(), np.zeros(self.n)
+        for count in (self._dot, self._convolution):
+            chosen, counted = count()
+            flops[chosen] = counted
+        op_name = self.rows.at(self.rows.columns(hlo.METADATA)[0]).columns(hlo.OP_NAME)[0]
+        again = self._texts_match(op_name, _REMAT) | self._texts_match(self.texts[0], _REMAT_NAME)
+        part = np.where(again, 2, self._texts_match(op_name, _GRADIENT))
+        batched = np.bincount(
+            self.rows.at(np.where(self.where("dot"), self.dot, 0)).numbers(_BATCHED)[0], minlength=self.n
+        )
+        is_attention = (batched > 0) | self._texts_match(self.config, _BATCHED_GEMM)
+        kind = np.append(self.shapes.kind[self.shape], 0)[self.operand(0)].astype(np.int64)
+        columns = [each[product].tolist() for each in (kind, is_attention, part)]
+        groups = [*dict.fromkeys(zip(*columns, strict=True))]
+        counts = [
+            np.where(product & (kind == of) & (is_attention == attends) & (part == which), flops, 0.0)
+            for of, attends, which in groups
+        ]
+        trips = self._trips()
+        loops = np.where(np.isnan(trips), 1.0, trips)[self.caller]
+        totals = self._with_computations(counts, [loops] * len(counts)) if counts else []
+        is_open = np.isnan(trips) & (sum(totals, np.zeros(self.n)) > 0)  # a loop of unknown length around products
+        called = np.zeros(self.computations + 1, bool)
+        called[self.callee] = True
+        outer = ~called[self.computation]
+        whys = {}
+        for row in np.flatnonzero(is_open | self._is_foreign()):
+            target = self.targets[self.target[row]] if self.where("custom-call")[row] else ""
+            whys[int(self.proto[row])] = f"its custom call {target}" if target else "how often its loops run"
+        programs = 1 + int(self.proto.max(initial=-1))
+        rows = [
+            (proto, _TYPES[of], attends, _PARTS[which], None if proto in whys else value, whys.get(proto))
+            for (of, attends, which), each in zip(groups, totals, strict=True)
+            for proto, value in enumerate(np.bincount(self.proto[outer], each[outer], programs).tolist())
+            if value or proto in whys
+        ]
+        return pl.DataFrame(rows, PRODUCTS, orient="row")
+
+    def _texts_match(self, column: Ints, pattern: re.Pattern[str]) -> Mask:
+        """Return whether a text of each instruction has a pattern."""
+        code, texts = self.rows.distinct(column)
+        found: Mask = np.array([pattern.search(text) is not None for text in texts], bool)[code]
+        return found
+
+    def _trips(self) -> Floats:
+        """Return how often each ``while`` runs its body, NaN if XLA does not know; 1 for all else."""
+        trips, loops = np.ones(self.n), np.flatnonzero(self.where("while"))
+        code, configs = self.rows.distinct(self.config)
+        counts = np.array([float(found[1]) if (found := _TRIPS.search(text)) else np.nan for text in configs])
+        trips[loops] = counts[code[loops]]
+        return trips
+
+    def _is_foreign(self) -> Mask:
+        """Return which custom calls may compute products that are not counted."""
+        harmless = np.array([_HARMLESS.search(target) is not None for target in self.targets], bool)[self.target]
+        foreign: Mask = self.where("custom-call") & ~harmless & ~self.calls(*_GEMM, _CONV)
+        return foreign
+
+    def _products(self) -> Mask:
+        return self.where("dot", "convolution") | self.calls(*_GEMM, _CONV)
 
     def dtypes(self) -> Ints:
         """Return the type of the operands of each product and of what contains one, else that of the result."""
         kind = self.shapes.kind[self.shape].astype(np.int64)
-        product = self.where("dot", "convolution") | self.calls(*_GEMM, _CONV)
+        product = self._products()
         kind[product] = np.append(kind, 0)[self.operand(0)[product]]
         contains = self.where("fusion", "call")[self.caller]
         caller, callee = self.caller[contains], self.callee[contains]
@@ -261,18 +350,18 @@ class _Costs(Instructions):
         selects = self.where("select-and-scatter")[self.caller] & (np.diff(self.caller, prepend=-1) != 0)
         return np.where(selects, times * (volume[self.caller] - 1), times)
 
-    def _with_computations(self, counts: list[Floats]) -> list[Floats]:
+    def _with_computations(self, counts: list[Floats], factors_of: list[Floats]) -> list[Floats]:
         """Add the work of the computations that instructions call, innermost first; NaN where they call themselves."""
         used = np.flatnonzero(self.where(*_RUNS, *_APPLIES, "fusion")[self.caller])
-        caller, callee, times = self.caller[used], self.callee[used], self._times()[used]
+        caller, callee = self.caller[used], self.callee[used]
         outer = self.computation[caller]
-        runs, branch = self.where(*_RUNS)[caller].astype(float), self.where("conditional")[caller]
+        branch = self.where("conditional")[caller]
         totals = np.array(
             [np.append(np.bincount(self.computation, each, self.computations), np.nan) for each in counts]
         )
         added, by_callee = np.full((len(counts), used.size), np.nan), np.argsort(callee, kind="stable")
         calls, uses = spans(outer, self.computations + 1), spans(callee[by_callee], self.computations + 1)
-        factors, largest = np.array([times, times, runs]), np.zeros((len(counts), self.n))
+        factors, largest = np.array([each[used] for each in factors_of]), np.zeros((len(counts), self.n))
         graph = *calls, *uses, outer[by_callee], callee, np.where(branch, caller, -1)
         _add_calls(*graph, factors, largest, totals, added)
         return [each + np.bincount(caller, more, self.n) for each, more in zip(counts, added, strict=True)]

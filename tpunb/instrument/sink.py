@@ -237,8 +237,8 @@ class Sink(Protocol):
     def takes_gradients(self, function: str, *, what: What) -> None:
         """Record that a compiled function takes gradients, as its tracing shows."""
 
-    def prepared(self, *, what: What) -> None:
-        """Record that a model is called for the first time."""
+    def prepared(self, *, what: What, arrays: Signature | None = None) -> None:
+        """Record that a model is called for the first time, with these arrays."""
 
     def evaluates(self, *, on: bool, what: What) -> None:
         """Record that a model is set to evaluate, or to train."""

@@ -16,6 +16,7 @@ from io import BytesIO
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
+from tpunb.instrument.batches import Batches
 from tpunb.instrument.hooks import fetching
 from tpunb.instrument.profiler_sessions import Sessions
 from tpunb.instrument.registry import Evidence, Library, Priority, around, loaded, watching
@@ -133,10 +134,10 @@ def _updates(sink: Sink, stack: ExitStack) -> None:
     ):
         stack.callback(register(hook).remove)
 
-    def prepare(*_: Any) -> None:
+    def prepare(_: Any, inputs: Any) -> None:
         if sink.is_training():
             remove()
-            sink.prepared(what=model)
+            sink.prepared(what=model, arrays=Batches().of(None, inputs)[0])
 
     # where no batch is fetched, the first step begins with the first call of a model
     remove = add_module_hook("register_module_forward_pre_hook", prepare)

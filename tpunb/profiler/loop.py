@@ -167,10 +167,10 @@ class Loop:
         self.clock.mark_progress()
 
     @_harmless
-    def prepared(self, *, what: What | None = None) -> None:
+    def prepared(self, *, what: What | None = None, arrays: Signature | None = None) -> None:
         """Record that the first step has begun, with a call of a model."""
         now_ns = monotonic_ns()
-        self.clock.events.add("call", what, None, now_ns, now_ns)
+        self.clock.events.add("call", what, None, now_ns, now_ns, arrays=arrays)
         self._add(Event("call", now_ns, now_ns, what))
 
     @_harmless

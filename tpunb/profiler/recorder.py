@@ -34,6 +34,7 @@ from tpunb.profiler.window_cost import TimedStep
 from tpunb.profiler.windows import RawWindowPolicy, ReducedWindow, WindowResponse, window_facts
 from tpunb.schema import STANDING
 from tpunb.signals import Spent
+from tpunb.step_stats.batch_size import throughput
 from tpunb.text import format_error
 
 try:
@@ -71,6 +72,7 @@ class RunRecorder:
         self._load = ProcessLoad()
         self.programs = ProgramKeeper(writer, self.reducer.programs)
         self.productive_ns = 0  # about: by the median of recent steps
+        self._trained = deque[tuple[str, int, int | None, int | None]](maxlen=LIMITS.latest_steps)
         self._recent_ns: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=LIMITS.typical_steps))
 
     @property
@@ -101,6 +103,9 @@ class RunRecorder:
             ended = self._clock.take(final=final)
             for record in ended:
                 exclusive_ns = record.end_ns - record.start_ns - (record.input_ns or 0) - (record.callbacks_ns or 0)
+                if record.kind.partition(" ")[0] == "train":
+                    dur_ps = (record.end_ns - record.start_ns) * 1000
+                    self._trained.append(("", dur_ps, *(record.size or (None, None))))
                 recent = self._recent_ns[record.kind]
                 recent.append(exclusive_ns)
                 self.productive_ns += max(0, round(min(exclusive_ns, median(recent))))
@@ -113,6 +118,11 @@ class RunRecorder:
             self._recent = [record for record in self._recent if record.end_ns > oldest_ns]
         finally:
             self._lock.release()
+
+    def throughput(self) -> dict[str, float | None]:
+        """Return samples and tokens per second of step time in the latest training steps."""
+        columns = {name: schema.STEPS[name] for name in ("host", "dur_ps", "samples", "tokens")}
+        return pl.DataFrame([*self._trained], columns, orient="row").select(throughput()).row(0, named=True)
 
     def sample_load(self) -> None:
         """Record the load of the process; for one thread."""

@@ -57,6 +57,8 @@ class Status(NamedTuple):
     productive: float | None = None  # share of run time in the usual work of steps, 0 to 1; None without steps
     overhead_interval: tuple[float, float] | None = None  # 95 % interval of the overhead
     standing: float | None = None  # seconds for which the training has stood still, None if it does not
+    samples_per_s: float | None = None  # of step time in the latest training steps of this process
+    tokens_per_s: float | None = None
 
     def __str__(self) -> str:
         """Return the status as one plain line."""
@@ -69,6 +71,11 @@ class Status(NamedTuple):
             *([] if self.standing is None else [f"no step for {duration(self.standing * 1e12)}"]),
             plural(self.steps, "step") + (f", now {self.kind}" if self.kind else ""),
             "no phase yet" if self.phase is None else f"phase {self.phase:,}, {self.phases:,} so far",
+            *(
+                f"{rate:,.4g} {name}/s" if rate < 1000 else f"{rate:,.0f} {name}/s"
+                for name, rate in (("samples", self.samples_per_s), ("tokens", self.tokens_per_s))
+                if rate is not None
+            ),
             *([] if self.productive is None else [f"{percent(self.productive)} of run time productive"]),
             *([windows, f"cost of windows {cost}"] if self.windows or self.failed else ["no window yet"]),
         ]
@@ -336,6 +343,7 @@ class CaptureSession:
             productive=min(1.0, recorder.productive_ns / 1e9 / max(seconds, 1e-9)) if self.clock.count else None,
             overhead_interval=None if overhead is None else (overhead.low, overhead.high),
             standing=None if self.is_over else self.standing.seconds,
+            **recorder.throughput(),
         )
 
     # -- beside other profilers, and after a fork ------------------------------------------------------------------

@@ -8,6 +8,8 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
+import polars as pl
+
 from tpunb.instrument.batches import MASK, NOTHING, is_ids
 from tpunb.instrument.sink import Signature
 
@@ -49,6 +51,20 @@ def added(sizes: Sequence[Size | None]) -> Size:
     """Return the size of several batches: unknown if that of any is."""
     columns = ([None if size is None else size[at] for size in sizes] for at in range(2))
     return Size(*(None if None in numbers else sum(filter(None, numbers)) for numbers in columns))
+
+
+def throughput() -> list[pl.Expr]:
+    """Return samples and tokens per second of all hosts of steps (``tpunb.schema.STEPS``), of those whose are known.
+
+    >>> steps = pl.DataFrame({"host": ["a"] * 2, "dur_ps": [10**12] * 2, "samples": [8, 6], "tokens": [800, None]})
+    >>> steps.select(throughput()).row(0)
+    (7.0, 800.0)
+    """
+    exprs = []
+    for name in Size._fields:
+        time_ps = pl.col("dur_ps").filter(pl.col(name).is_not_null()).sum() / pl.col("host").n_unique()
+        exprs.append(pl.when(time_ps > 0).then(pl.col(name).sum() / time_ps * 1e12).alias(f"{name}_per_s"))
+    return exprs
 
 
 @lru_cache(4_096)
