@@ -163,7 +163,7 @@ def test_a_loop_of_pytorch_has_the_flops_of_its_formula(tmp_path):
     if "model_flops" in found.reasons:
         pytest.skip("no window held a whole step")
     products = 2 * rows * width * width
-    assert row["model_flops"] == 3 * products + 5 * products  # the first layer has no gradient of its input
+    assert row["model_flops"] == pytest.approx(8 * products)  # the first layer has no gradient of its input
     peak = DEVICES["A100 80GB"].peaks["f32"]
     assert row["mfu"] == pytest.approx(row["model_flops"] / (row["step_ps"] / 1e12) / peak)
     assert found.sources["samples"] == "the first call, 1 a step"

@@ -19,7 +19,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "frames": 1_620,
     "instrument": 2_695,
     "io": 6_010,
-    "profiler": 5_290,
+    "profiler": 5_445,
     "protobuf": 390,
     "root": 2_575,
     "step_stats": 3_275,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 66_530, 281  # of the package without studies: all lines; modules
+LINES, FILES = 66_750, 282  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -29,6 +29,7 @@ from tpunb.profiler.recorder import Keep
 from tpunb.profiler.schedule import Schedule
 from tpunb.profiler.session import CaptureSession, Status
 from tpunb.profiler.sources import TPU, Address, Local, Replay, Source, Torch
+from tpunb.profiler.trackers import Trackers
 from tpunb.signals import DATA_END
 from tpunb.training.files import guard
 
@@ -258,6 +259,7 @@ def capture(
     keep: Keep = "phases",
     until: int | None = None,
     stacks: bool = True,
+    to: Iterable[str] = (),
 ) -> Iterator[Run]:
     """Capture the block from its first line to its last into a run folder.
 
@@ -283,6 +285,9 @@ def capture(
         Step at which to stop, as ``run.stop()`` does.
     stacks
         Whether to sample the Python stack of the training while a step takes far longer than usual.
+    to
+        Trackers that get the rates each 30 s and the verdict at the end, through the client that the program has
+        imported: "tensorboard", "mlflow", "wandb", "prometheus". In a job of several processes, rank 0 sends.
 
     Raises
     ------
@@ -307,6 +312,7 @@ def capture(
         until=None if until is None else check_whole("capture", "until", until, 1),
     )
     session.stacks = stacks
+    session.trackers = Trackers(to, None if isinstance(session.writer.source, str) else session.writer.source)
     if of_program:
         program = of_program.pop()
         session.begin_at(program.began_ns)
@@ -314,6 +320,7 @@ def capture(
     while on_other_capture:
         on_other_capture.pop()()
     with ExitStack() as stack:
+        stack.callback(_send_verdict, session)
         stack.enter_context(_exclusive(session))
         session.open()
         try:
@@ -328,6 +335,17 @@ def capture(
         except GeneratorExit:  # collected as garbage, or already left at the end of the program
             session.leave = stack.pop_all().__exit__
             session.drop()
+
+
+def _send_verdict(session: CaptureSession) -> None:
+    """Send the verdict of a run that has ended to its trackers."""
+    if not (session.trackers and session.sends and session.is_over):
+        return
+    from tpunb.analysis import report  # groups the steps: only for those who ask
+
+    with suppress(TpunbError, OSError):
+        found = report(session.writer.source)
+        session.trackers.send(found.to_metrics(), session.clock.count, found.content["verdict"]["sentence"])
 
 
 def _begin(session: CaptureSession, stack: ExitStack) -> None:

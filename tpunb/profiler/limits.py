@@ -116,6 +116,7 @@ class Limits:
     tail_rest_s: float = 5.0  # longest between them: the first takes long; chosen
     tail_steps: int = 5000  # in it, above which a part is written: 8 ms of Python; chosen
     facts_s: float = 30.0  # between two writes of run.json; chosen
+    track_s: float = 30.0  # between two sends to trackers; asked for
     log_s: float = 60.0  # between two lines in the log; chosen
     fork_s: float = 3.0  # longest wait of a fork for the first window; it waits once; chosen
 

@@ -17,7 +17,7 @@ from tpunb.profiler.sources import TPU, Address, Source, Torch
 
 OF_TPU = ("zone", "project", "port")
 _TIMES = ("window", "every", "continuous")
-OF_CAPTURE = ("source", "address", "tpu", *OF_TPU, "budget", *_TIMES, "no_stacks", "until", "run", "keep")
+OF_CAPTURE = ("source", "address", "tpu", *OF_TPU, "budget", *_TIMES, "no_stacks", "until", "run", "keep", "to")
 """Names of the options that change a capture or its folder."""
 
 
@@ -65,6 +65,7 @@ GROUPS: dict[str, tuple[str, str, list[_Option]]] = {
         "--run runs/bert --keep all",
         [
             _option("--run", "run folder or its URL (default: runs/<date and time>)", metavar="DIR"),
+            _option("--to", "tracker that gets the rates: tensorboard, mlflow, wandb or prometheus", action="append"),
             _option("--keep", "raw windows for XProf (default: one per phase)", choices=("none", "phases", "all")),
         ],
     ),
@@ -121,6 +122,7 @@ def capture_arguments(options: Any) -> dict[str, Any]:
     """Return the arguments of `capture`, apart from the folder; TpunbError or ValueError for wrong options."""
     source, schedule = _source(options), _schedule(options)
     stacks = {"stacks": False} if options.no_stacks else {}
+    stacks |= {"to": options.to} if options.to else {}
     return {"source": source, "schedule": schedule, "keep": options.keep or "phases", "until": options.until, **stacks}
 
 

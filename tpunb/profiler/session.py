@@ -33,6 +33,7 @@ from tpunb.profiler.sources import Source
 from tpunb.profiler.sources.frameworks import NotInUse
 from tpunb.profiler.standing import StandingWatch
 from tpunb.profiler.step_clock import StepClock, StepRecord
+from tpunb.profiler.trackers import Trackers, live_metrics
 from tpunb.profiler.windows import LOCAL, WindowResponse
 from tpunb.signals import Spent
 from tpunb.text import duration, estimated_overhead, format_error, percent, plural, windows_cover
@@ -104,6 +105,7 @@ class CaptureSession:
         self.spawned_by = ""  # process that started this one by ``multiprocessing``
         self.defers = False  # whether windows that are not reduced by the end are left to readers
         self.stacks = True  # whether to sample them in stalls
+        self.trackers = Trackers((), None)
         self.leave: Callable[..., object] = self.__exit__  # leaves the block as a `with` statement does
         self.is_over = False  # whether its block has been left
         self.settled = threading.Event()  # the first window is over, or none is due soon
@@ -128,6 +130,7 @@ class CaptureSession:
             self._thread("profiling", self._profile),
         )
         self._tailing, self._closing = self._thread("tailing", self._write_tails), self._thread("closing", self._close)
+        self._tracking = self._thread("tracking", self._track)
 
     def _thread(self, name: str, work: Callable[[], object], *, daemon: bool = True) -> threading.Thread:
         """Return a thread whose errors are the failure of the run, never a traceback."""
@@ -174,6 +177,8 @@ class CaptureSession:
             self._recording.start()  # first, since it empties the queue of the next
             self._profiling.start()
             self._tailing.start()
+            if self.trackers:
+                self._tracking.start()
             if self.stacks:
                 self.recorder.stalls.start()
         except RuntimeError as error:  # there are too many: what they would write is written at the end
@@ -561,6 +566,17 @@ class CaptureSession:
                 except Exception as error:  # noqa: BLE001  the run is complete without
                     _log.info("%s: standstills are not seen any more: %s", self.writer.name, format_error(error))
                     looks = False
+
+    @property
+    def sends(self) -> bool:
+        """Whether this process sends to trackers: alone, or the first of its job."""
+        return not self._forked and str(self.recorder.group.facts().get("rank") or 0) == "0"
+
+    def _track(self) -> None:
+        """Send rates to trackers until the end."""
+        while not self._ended.wait(LIMITS.track_s):
+            if self.sends:
+                self.trackers.send(live_metrics(self.status), self.clock.count)
 
     def _write_facts(self, state: str = "running") -> None:
         """Write ``run.json``; what reads it takes a run with another state for whole."""
