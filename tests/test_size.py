@@ -11,11 +11,11 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 6_060,
+    "analysis": 6_065,
     "charts": 1_730,
     "checkpoint": 1_880,
     "cluster": 2_040,
-    "costs": 1_245,
+    "costs": 1_260,
     "frames": 1_620,
     "instrument": 2_695,
     "io": 6_010,
@@ -26,12 +26,12 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "testing": 630,
     "tfdata": 1_130,
     "torchdata": 1_030,
-    "training": 3_300,
+    "training": 3_310,
     "tuning": 3_895,
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 66_750, 282  # of the package without studies: all lines; modules
+LINES, FILES = 66_790, 282  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

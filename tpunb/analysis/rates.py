@@ -306,6 +306,9 @@ def _of_programs(
         parts += [_Part(dtype, attends, part, flops * times) for _, dtype, attends, part, flops, _ in rows.iter_rows()]
     if not parts:
         return _Work(why="its programs have no matrix products and no convolutions")
+    named = {part.part for part in parts if part.flops}
+    if {None, "recomputation"} <= named:
+        return _Work(why="XLA left products without names, so that recomputed ones are not told apart")
     is_one = sum(calls.values()) == 1
     return _Work(parts, largest if is_one else None, "compiled programs, by XLA's rules")
 
@@ -439,19 +442,22 @@ _TYPES = {"s8": "int8", "u8": "int8", "f8e4m3fn": "fp8", "f8e5m2": "fp8", "f8e4m
 def _counted(parts: Iterable[_Part], attention: str) -> list[tuple[str | None, float, float]]:
     """Return data type, FLOPs of the model, and all FLOPs, of each type of products and of attention.
 
-    XLA may merge what is recomputed with what it repeats, under the name of either: a forward product has two in the
-    backward pass, so that the forward pass is half of that where something is recomputed.
+    XLA may merge what is recomputed with what it repeats, under the name of either, or leave it no name. A forward
+    product has two in the backward pass, so where something is recomputed, either part follows from the other.
     """
-    sums = defaultdict[tuple[str | None, bool, str | None], float](float)
+    sums = defaultdict[tuple[str | None, bool], defaultdict[str | None, float]](lambda: defaultdict(float))
     for dtype, attends, part, flops in parts:
-        sums[dtype, attends, part] += flops / (2 if attends and attention == "causal" else 1)
+        sums[dtype, attends][part] += flops / (2 if attends and attention == "causal" else 1)
+    recomputes = any(of["recomputation"] for of in sums.values())
     counted = []
-    for dtype, attends in dict.fromkeys(key[:2] for key in sums):
-        of = {part: sums[dtype, attends, part] for part in {key[2] for key in sums}}
-        again, backward = of.pop("recomputation", 0.0), of.get("backward", 0.0)
-        model = sum(of.values())
-        missing = max(0.0, backward / 2 - of.get("forward", 0.0)) if again else 0.0
-        counted.append((dtype, model + min(again, missing), model + again))
+    for (dtype, _), of in sums.items():
+        again, model = of["recomputation"], sum(flops for part, flops in of.items() if part != "recomputation")
+        if again:
+            missing = max(0.0, of["backward"] / 2 - of["forward"])
+            counted.append((dtype, model + min(again, missing), model + again))
+        else:
+            excess = max(0.0, of["backward"] - 2 * of["forward"]) if recomputes and of["forward"] else 0.0
+            counted.append((dtype, model - excess, model))
     return counted
 
 

@@ -58,7 +58,8 @@ _APPLIES = ("reduce", "reduce-window", "map", "select-and-scatter", "scatter")  
 _GEMM, _CONV = ("__cublas$gemm", "__cublas$lt$matmul"), "__cudnn$conv"
 _BATCHED, _BATCHED_GEMM = 3, re.compile(r'"lhs_batch_dimensions"\s*:\s*\["?\d')
 _REMAT, _REMAT_NAME = re.compile(r"rematted_computation"), re.compile(r"\.remat\d*\b")  # of JAX, and of XLA itself
-_GRADIENT, _PARTS = re.compile(r"transpose\(|gradient_tape"), ("forward", "backward", "recomputation")
+_GRADIENT, _FORWARD, _NAMELESS = (re.compile(text) for text in (r"transpose\(|gradient_tape", r"jvp\(", "^$"))
+_PARTS = ("forward", "backward", "recomputation", None)
 _TRIPS = re.compile(r'"known_trip_count"\s*:\s*\{\s*"n"\s*:\s*"(\d{1,12})"')
 _HARMLESS = re.compile(
     "^$|Sharding|SPMD|ShardShape|AllocateBuffer|TopK|callback|annotate_device|MoveTo|Annotate|^lapack_|cusolver|cub|"
@@ -93,7 +94,7 @@ PRODUCTS: schema.Schema = {
     "proto": pl.UInt32(),  # row of the program in the input
     "dtype": pl.String(),  # of the operands
     "attention": pl.Boolean(),  # whether both operands have batch dimensions, as those of attention have
-    "part": pl.String(),  # "forward", "backward" or "recomputation"
+    "part": pl.String(),  # "forward", "backward", "recomputation", or null if XLA left no name
     "flops": pl.Float64(),  # null where `unknown` says why
     "unknown": pl.String(),
 }
@@ -124,7 +125,10 @@ class _Costs(Instructions):
             flops[chosen] = counted
         op_name = self.rows.at(self.rows.columns(hlo.METADATA)[0]).columns(hlo.OP_NAME)[0]
         again = self._texts_match(op_name, _REMAT) | self._texts_match(self.texts[0], _REMAT_NAME)
-        part = np.where(again, 2, self._texts_match(op_name, _GRADIENT))
+        gradient = self._texts_match(op_name, _GRADIENT)
+        part = np.where(
+            again, 2, np.where(self._texts_match(op_name, _NAMELESS), self._parts(gradient, op_name), gradient)
+        )
         batched = np.bincount(
             self.rows.at(np.where(self.where("dot"), self.dot, 0)).numbers(_BATCHED)[0], minlength=self.n
         )
@@ -155,6 +159,18 @@ class _Costs(Instructions):
             if value or proto in whys
         ]
         return pl.DataFrame(rows, PRODUCTS, orient="row")
+
+    def _parts(self, gradient: Mask, op_name: Ints) -> Ints:
+        """Return the part of instructions without a name of their own by the named ones around them, 3 if unclear."""
+        forward = self._texts_match(op_name, _FORWARD) & ~gradient
+        sides = np.array([np.bincount(self.computation, of, self.computations) > 0 for of in (forward, gradient)])
+        caller = np.full(self.computations + 1, -1)
+        caller[self.callee] = self.computation[self.caller]
+        for _ in range(_LEVELS + 1):
+            nameless = ~sides.any(axis=0) & (caller[: self.computations] >= 0)
+            sides = np.where(nameless, sides[:, caller[: self.computations]], sides)
+        of_computation: Ints = np.where(sides.all(axis=0), 3, sides[1])
+        return of_computation[self.computation]
 
     def _texts_match(self, column: Ints, pattern: re.Pattern[str]) -> Mask:
         """Return whether a text of each instruction has a pattern."""

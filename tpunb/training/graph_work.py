@@ -18,6 +18,19 @@ def graph_work(graph: Any) -> tuple[float, float]:
     return float(sum(_FLOPS[op.type](op) for op in counted)), float(sum(_bytes(op) for op in counted))
 
 
+def _used(graph: Any) -> list[Any]:
+    """Return the operations that results need: those of gradients that nobody asked for are traced, and left out."""
+    ends = [*getattr(graph, "control_outputs", ()), *(tensor.op for tensor in getattr(graph, "outputs", ()))]
+    if not ends:
+        return [*graph.get_operations()]
+    used, waiting = dict[str, Any](), ends
+    while waiting:
+        if (op := waiting.pop()).name not in used:
+            used[op.name] = op
+            waiting += [*op.control_inputs, *(tensor.op for tensor in op.inputs)]
+    return [*used.values()]
+
+
 def step_flops(model: Any) -> float | None:
     """Return the FLOPs of a training step of a Keras model, from the largest static shapes that ``fit`` traced.
 
@@ -29,7 +42,7 @@ def step_flops(model: Any) -> float | None:
     for function in _traced(model.train_function, _DEEPEST):
         for concrete in function._list_all_concrete_functions():
             try:
-                counted.append(graph_work(concrete.graph)[0])
+                counted.append(float(sum(_FLOPS[op.type](op) for op in _used(concrete.graph) if op.type in _FLOPS)))
             except TpunbError:  # traced again for any batch size
                 continue
     return max(counted, default=0.0) or None
