@@ -31,7 +31,7 @@ from tpunb.frames.steps import RunEvents
 from tpunb.instrument.sink import Signature
 from tpunb.protobuf.table import Messages
 from tpunb.step_stats.batch_size import Size, size_of, throughput
-from tpunb.text import cut, percent, plain
+from tpunb.text import cut, percent, plain, plural
 
 _BY_HAND = "tokens_per_step= gives them"
 _COMPUTES_PRODUCTS = r"(?i)gemm|matmul|conv(_|olution)|attention|flash|fmha|triton_tem|cutlass"
@@ -87,7 +87,7 @@ class _Work:
     samples: float | None = None
     source: str = ""
     why: str | None = None
-    is_complete: bool = True  # else what is recomputed is not content apart
+    is_complete: bool = True  # else what is recomputed is not told apart
 
 
 def rates(
@@ -164,7 +164,7 @@ def rates_of(
     elif chip is None:
         reasons |= dict.fromkeys(("mfu", "hfu"), str(note))
     if not main.is_complete and not main.why:
-        again = "what is computed again is not content apart in the statistics of the profiler"
+        again = "what is computed again is not told apart in the statistics of the profiler"
         reasons |= dict.fromkeys(("model_flops", "flops_per_s", "mfu"), again)
     sources |= {"flops": main.source} if main.source else {}
     of_training = rows.filter(pl.col("kind").is_in(kinds))["tokens"]
@@ -252,8 +252,7 @@ def _work(kind: str, steps: Steps, profile: Profile | None, events: RunEvents | 
         dtype = _POLICIES.get(steps.metadata.get("dtype", ""), "f32")
         part = _Part(dtype, attention=False, part=None, flops=float(frame["flops"].max()))  # type: ignore[arg-type]
         return _Work([part], _number(frame["samples"].max()), "the graph of the step")
-    programs = _programs(profile)
-    if programs:
+    if events is not None and (programs := _programs(profile)):
         return _of_programs(kind, frame, programs, events)
     if (of_operators := _of_operators(steps, frame)) is not None:
         return of_operators
@@ -476,7 +475,9 @@ _LONGEST = 110  # characters of a reason
 def rate_figures(found: Rates) -> dict[str, object]:
     """Return the rates of the training for a report: each with its base and source, null with a reason in "why"."""
     row = found.frame.row(0, named=True) if len(found) else dict.fromkeys(schema.RATES)
-    content: dict[str, object] = {"base": f"step time of {row['steps'] or 0:,} training steps, outliers left out"}
+    content: dict[str, object] = {
+        "base": f"step time of {plural(row['steps'] or 0, 'training step')}, outliers left out"
+    }
     whys, device = dict[str, list[str]](), "" if found.device is None else cut(plain(found.device.name), _LONGEST)
     for name, (_, column, unit) in _SHOWN.items():
         if (value := row[column]) is None:
