@@ -476,7 +476,7 @@ def rate_figures(found: Rates) -> dict[str, object]:
     """Return the rates of the training for a report: each with its base and source, null with a reason in "why"."""
     row = found.frame.row(0, named=True) if len(found) else dict.fromkeys(schema.RATES)
     content: dict[str, object] = {
-        "base": f"step time of {plural(row['steps'] or 0, 'training step')}, outliers left out"
+        "base": f"step time of {plural(row['steps'] or 0, 'step')} of training, outliers left out"
     }
     whys, device = dict[str, list[str]](), "" if found.device is None else cut(plain(found.device.name), _LONGEST)
     for name, (_, column, unit) in _SHOWN.items():
