@@ -17,7 +17,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis.barriers import aligned
-from tpunb.analysis.run import Run, loaded, phases
+from tpunb.analysis.run import OfRun, Run, loaded, phases
 from tpunb.analysis.time_line import BUSY, COMPUTING, DRAWN, INSIDE_STEPS, HostRun, segments
 from tpunb.errors import NoSteps, wrong_type
 from tpunb.frames import Phases, Profile, Steps
@@ -35,7 +35,7 @@ _UNEXPLAINED = 0.05  # share of wall time in "other" above which the sentence be
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Goodput:
+class Goodput(OfRun):
     """Where the wall time of a run went.
 
     Parameters
@@ -210,8 +210,9 @@ def goodput(run: Run) -> Goodput:
     >>> rows.select("account", "phase", "time_ps").rows()[:2]
     [('productive', 1, 3000000000), ('productive', 0, 1500000000)]
     """
-    run = loaded(run, "goodput")
-    return of_stretches(stretches(run)) if isinstance(run, Profile) else _of_phases(phases(run))
+    found = loaded(run, "goodput")
+    result = of_stretches(stretches(found)) if isinstance(found, Profile) else _of_phases(phases(found))
+    return result.about(found)
 
 
 @memoised

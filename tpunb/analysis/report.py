@@ -15,7 +15,7 @@ import polars as pl
 from tpunb.analysis.advice import advise, tried_on
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals, works
 from tpunb.analysis.rates import Rates, phase_rates, rate_figures, rate_lines, rate_metrics, rates_of, run_cost
-from tpunb.analysis.run import Run, loaded, phases
+from tpunb.analysis.run import OfRun, Run, loaded, phases
 from tpunb.analysis.time_line import INSIDE_STEPS
 from tpunb.analysis.verdict import verdict
 from tpunb.errors import NoSteps, TpunbError
@@ -37,7 +37,7 @@ _CAPTURE = "capture the run: tpunb run, tp.capture or %%tpupoint"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Report:
+class Report(OfRun):
     """What took the time of a run, what to do first, and how sure that is.
 
     Parameters
@@ -165,8 +165,8 @@ def report(run: Run, *, tokens_per_step: int | None = None) -> Report:
     except NoSteps as error:
         if not isinstance(found, Profile):
             raise
-        return _without_steps(found, error)
-    return _Writer(grouped, found if isinstance(found, Profile) else None, tokens_per_step).report
+        return _without_steps(found, error).about(found)
+    return _Writer(grouped, found if isinstance(found, Profile) else None, tokens_per_step).report.about(found)
 
 
 class _Writer:

@@ -15,7 +15,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis import machine
-from tpunb.analysis.run import Run, loaded, phases
+from tpunb.analysis.run import OfRun, Run, loaded, phases
 from tpunb.analysis.run import steps as steps_of
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.frames import Phases, Steps
@@ -38,7 +38,7 @@ _ENOUGH = 0.9  # share of self time with known work for a utilisation
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Roofline(Tabular):
+class Roofline(Tabular, OfRun):
     """Work, time and headroom of the operations of devices.
 
     Parameters
@@ -332,7 +332,8 @@ def roofline(run: Run, by: str | None = None, *, device: str | Device | None = N
         call=pl.concat_str(_operator(), pl.lit(" "), "shape"),
         recomputed=(pl.col("part") == "recomputation").fill_null(value=False),
     )
-    return Roofline(work.select(pl.col(column).cast(dtype) for column, dtype in WORK.items()), chip, by, note=note)
+    work = work.select(pl.col(column).cast(dtype) for column, dtype in WORK.items())
+    return Roofline(work, chip, by, note=note).about(found)
 
 
 def _of_steps(steps: Steps) -> pl.DataFrame:

@@ -1,9 +1,10 @@
-"""What every verb reads: a path, a Profile, Steps or Phases. What is missing is loaded, reduced and grouped."""
+"""What every verb reads: a path, a noun or a result. What is missing is loaded, reduced and grouped."""
 
 from __future__ import annotations
 
+from copy import copy
 from os import PathLike
-from typing import Literal
+from typing import Literal, Self
 
 from tpunb.cluster import assign
 from tpunb.errors import wrong_type
@@ -13,17 +14,33 @@ from tpunb.io import load
 from tpunb.step_stats import reduce
 from tpunb.step_stats.reduce import StepRule
 
-Run = str | PathLike[str] | Profile | Steps | Phases
+
+class OfRun:
+    """A result that verbs take in place of the run that it is about."""
+
+    made_of: Profile | Steps | Phases | None = None
+
+    def about(self, run: Profile | Steps | Phases) -> Self:
+        """Return a copy that is about this run: results that are cached do not hold it."""
+        result = copy(self)
+        object.__setattr__(result, "made_of", run)
+        return result
+
+
+Run = str | PathLike[str] | Profile | Steps | Phases | OfRun
 """A run: the path or URL that ``tp.load`` takes, or what was made of it."""
+
+_HINT = "give its path, or what tp.load or a cell with %%tpupoint returned (tpu); of a comparison, its a or b"
 
 
 def loaded(run: Run, verb: str, name: str = "run") -> Profile | Steps | Phases:
     """Return a run, loaded if it is a path; a TypeError that names the parameter of the verb if it is none."""
-    if isinstance(run, str | PathLike):
-        return load(run)
-    if not isinstance(run, Profile | Steps | Phases):
-        raise wrong_type(verb, name, "be the path of a run, a Profile, Steps or Phases", run)
-    return run
+    noun = run.made_of if isinstance(run, OfRun) else run
+    if isinstance(noun, str | PathLike):
+        return load(noun)
+    if not isinstance(noun, Profile | Steps | Phases):
+        raise wrong_type(verb, name, "be the path of a run, a Profile, Steps or Phases", run, hint=_HINT)
+    return noun
 
 
 def steps(run: Run, by: StepRule | Literal["whole", "module"] | None = None) -> Steps:

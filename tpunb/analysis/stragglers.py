@@ -16,7 +16,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.analysis.barriers import WAITS, Barriers, aligned, clocks, find_barriers, median
 from tpunb.analysis.pipeline import Replay, obstacle, replay
-from tpunb.analysis.run import Run, loaded, steps
+from tpunb.analysis.run import OfRun, Run, loaded, steps
 from tpunb.analysis.time_line import BOUNDARY
 from tpunb.errors import NoSteps
 from tpunb.frames import Steps
@@ -32,7 +32,7 @@ _MOST_NAMED = 4  # hosts in a sentence
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Hosts(Tabular):
+class Hosts(Tabular, OfRun):
     """Hosts of a job by what their delays cost.
 
     Parameters
@@ -193,7 +193,8 @@ def hosts(run: Run) -> Hosts:
        the American Statistical Association 73, 1978.
     .. [2] J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025, Eq. 1-5.
     """
-    return _hosts(steps(loaded(run, "hosts")))
+    found = loaded(run, "hosts")
+    return _hosts(steps(found)).about(found)
 
 
 def slow_ranks(steps: Steps) -> Hosts | None:

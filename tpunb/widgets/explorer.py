@@ -15,7 +15,7 @@ from typing import Any
 import ipywidgets
 from traitlets import Dict, Instance, Int, List, Unicode, default, observe, validate
 
-from tpunb.analysis.run import Run, loaded
+from tpunb.analysis.run import OfRun, Run, loaded
 from tpunb.analysis.run import phases as grouped
 from tpunb.analysis.run import steps as steps_of
 from tpunb.analysis.step_trace import open_trace
@@ -60,7 +60,7 @@ class _Parameter:
             view._choose({"method": self._method, self._name: value})
 
 
-class PhaseExplorer(Panel):
+class PhaseExplorer(Panel, OfRun):
     """A run in its phases: every control is a trait or a property, and ``value`` the phases that they give.
 
     A method's parameter, set as a property, selects the method: ``view.threshold = 0.8`` groups by ``OLS(0.8)``. Steps
@@ -101,6 +101,7 @@ class PhaseExplorer(Panel):
         messages: Messages = ((), ()),
         folded: bool = False,
     ) -> None:
+        run = loaded(run, "explore") if isinstance(run, OfRun) else run
         compared = None if other is None else loaded(other, "explore", "other")
         self._given: dict[str, Any] = {
             "checkpoints": checkpoint_steps(checkpoints),
@@ -186,6 +187,11 @@ class PhaseExplorer(Panel):
     def state(self) -> ExplorerState:
         """Everything that is shown, as one value."""
         return replace(self._state, phase=self.phase, account=self.account)
+
+    @property
+    def made_of(self) -> Phases:  # type: ignore[override]
+        """What verbs read of it: the phases that are shown."""
+        return self.value
 
     @property
     def steps(self) -> Steps:

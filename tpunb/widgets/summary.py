@@ -19,11 +19,12 @@ import polars as pl
 from tpunb import charts, schema
 from tpunb.analysis import advise
 from tpunb.analysis.goodput import Goodput
+from tpunb.analysis.run import OfRun, loaded
 from tpunb.analysis.run import Run as RunLike
-from tpunb.analysis.run import loaded
 from tpunb.analysis.run import phases as phases_of
 from tpunb.analysis.run import steps as steps_of
 from tpunb.charts import render
+from tpunb.cluster.assign import method_of
 from tpunb.errors import NoSteps, TpunbError
 from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.conversion import write_atomically
@@ -73,10 +74,11 @@ _MOMENT = re.compile(r"; asked again in [\d.]+ s|, [\d.]+ s after it was asked")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Summary(NullRun):
+class Summary(NullRun, OfRun):
     """A run at a glance: its wall time, its phases, its most time-consuming operations and the profiler's windows.
 
-    `step` and `batches` do nothing: a loop written for the magic runs again after it, on the magic's result.
+    `step` and `batches` do nothing: a loop written for the magic runs again after it, on the magic's result. Every
+    verb takes it as a run, grouped by the method that it shows.
     """
 
     profile: Profile
@@ -85,6 +87,14 @@ class Summary(NullRun):
     note: str | None = None  # an error of the cell, or why something is missing
     run: Run | None = None
     online: Online | None = None
+
+    @property
+    def made_of(self) -> Profile | Phases:  # type: ignore[override]  # of other than the default phases, these
+        """What verbs read of it."""
+        return self.profile if self.phases is None or self.phases.method == method_of(None) else self.phases
+
+    def __fspath__(self) -> str:
+        return str(self.profile.source)
 
     @property
     def tuning(self) -> Tuning | None:
