@@ -72,12 +72,18 @@ def test_the_exit_code_of_compare_follows_the_interval(timed, b, code, begins, c
     done, out, errors = run(capsys, "compare", timed / a, timed / b, "--fail-slower", "3%")
     assert (done, errors) == (code, "")
     assert out.startswith(begins)
-    assert out.count("\n") == 1
+    first, *changes = out.splitlines()
+    changed = tp.compare(timed / a, timed / b)
+    assert changes == ["b against a:", *changed.lines]
     done, out, errors = run(capsys, "compare", timed / a, timed / b, "--json")
     content = json.loads(out)
     assert (done, errors, content["exit"]) == (code, "", code)
     assert content["slower"] is {0: False, 1: True, 2: None}[code]
-    assert content["sentence"].startswith(begins)
+    assert content["sentence"] == first
+    for row, account in zip(content["accounts"], changed.accounts.iter_rows(named=True), strict=True):
+        assert row["account"] == account["account"]
+        assert row["b"] - row["a"] == pytest.approx(row["change"], abs=2e-6)
+        assert row["change"] == pytest.approx(account["change_ps"] / 1e12, abs=1e-6)
 
 
 def test_runs_of_other_models_are_no_answer(capsys):
@@ -322,4 +328,5 @@ def test_the_commands_of_the_workflow_run_on_two_runs(timed, b, code, tmp_path):
     assert json.loads((tmp_path / "report.json").read_text())["format"] == 1
     summary = (tmp_path / "summary.md").read_text()
     assert summary.startswith("**timed: ")
-    assert summary.splitlines()[-1].strip() == (tmp_path / "compare.txt").read_text().strip()
+    compared = (tmp_path / "compare.txt").read_text().splitlines()
+    assert [line[4:] for line in summary.splitlines()[-len(compared) :]] == compared

@@ -106,17 +106,20 @@ def test_ops_gained_and_lost():
 def test_repr_has_the_ratio_of_the_longest_phase():
     run, noisy = by_letter("aaabbb"), synthetic_run(400, 60)
     assert repr(compare(run, stretched(run, 2))) == (
-        "Comparison(2 phases matched, step time ratio of the longest 2.00)"
+        "Comparison(b against a: 2 phases matched, step time ratio of the longest 2.00)"
     )
     noisy = tp.phases(noisy.steps, lambda steps: noisy.phase)
     outcome = compare(noisy, stretched(noisy, 2))
     low, high = outcome.frame.select("ratio_low", "ratio_high").row(0)
     assert low < outcome.frame["ratio"][0] < high
-    assert repr(outcome) == f"Comparison(6 phases matched, step time ratio of the longest 2.00 [{low:.2f}, {high:.2f}])"
+    assert (
+        repr(outcome)
+        == f"Comparison(b against a: 6 phases matched, step time ratio of the longest 2.00 [{low:.2f}, {high:.2f}])"
+    )
     nothing = tp.phases(toy_steps("abc"), lambda steps: [-1] * 3)
     assert (
         repr(compare(nothing, run))
-        == "Comparison(0 phases matched, unmatched: train only in b, train (faster) only in b)"
+        == "Comparison(b against a: 0 phases matched, unmatched: train only in b, train (faster) only in b)"
     )
 
 
@@ -127,6 +130,16 @@ def test_steps_are_cut_by_the_default_method_and_others_refused():
         compare(7, steps)
     with pytest.raises(TypeError, match=r"b parameter of compare must be the path of a run, .* Got None"):
         compare(steps, None)
+
+
+def test_the_lines_say_what_changed_by_account():
+    changed = compare(tp.sample("qanet-squad"), tp.sample("qanet-squad-half"))
+    assert changed.lines[:3] == [
+        "  run time: 66.8 s → 42.1 s (-24.8 s)",
+        "  productive: 31.6 s → 14.6 s (-17.0 s)",
+        "  evaluation: 13.1 s → 10.4 s (-2.7 s)",
+    ]
+    assert compare(toy_steps("aab"), toy_steps("aab")).lines == []  # without a record of the wall time
 
 
 def test_runs_are_compared_by_their_paths():

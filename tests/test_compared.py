@@ -166,7 +166,7 @@ def test_two_runs_of_one_name_are_numbered():
     comparison = tp.compare(tp.phases(steps), tp.phases(steps))
     assert charts.compared(comparison).to_dict()["title"].endswith("bert → bert (2)")
     assert (
-        "bert (2) compared with bert: " in tp.explore(steps, other=steps).answers()["compare"]()[0]["table"]["caption"]
+        "bert compared with bert (2): " in tp.explore(steps, other=steps).answers()["compare"]()[0]["table"]["caption"]
     )
 
 

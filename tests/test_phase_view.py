@@ -72,7 +72,7 @@ def test_the_headline():
 def test_the_facts_of_a_phase_are_its_row():
     assert facts(cut(), 1) == {
         "Steps": "3 (3 traced in full)",
-        "Time": "6 ms",
+        "Time": "6 ms without waits, 6 ms with them",
         "Share": "54.5 % of step time without waits",
         "Step": "2 ms (median)",
         "Variation": "0 % of mean step time",

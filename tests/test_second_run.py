@@ -14,8 +14,8 @@ from tpunb.widgets.second_run import compared
 FIRST = toy_steps("aaabbb")
 
 
-def comparison(first=FIRST, second=FIRST, **more):
-    return result_of(explore(first, other=second, **more))
+def comparison(shown=FIRST, other=FIRST, **more):
+    return result_of(explore(shown, other=other, **more))
 
 
 def result_of(view):
@@ -29,7 +29,7 @@ def pairs(found):
 
 def test_a_run_beside_itself():
     found = comparison()
-    assert found["table"]["caption"].startswith("toy (2) compared with toy: 2 phases matched")
+    assert found["table"]["caption"].startswith("toy compared with toy (2): 2 phases matched")
     assert [(row["Phase"], row["Ratio [95 % interval]"][:5]) for row in pairs(found)] == [
         ("train → train", "1.00x"),
         ("train (faster) → train (faster)", "1.00x"),
@@ -49,10 +49,20 @@ def test_it_wears_the_colours_of_the_phases_it_was_matched_with():
     second = toy_steps("aaaaaaaaabbb")  # here a is the longest
     found = comparison(FIRST, second)
     rank = {row["Phase"]: i for i, row in enumerate(pairs(found))}
-    assert {*rank} == {"train → train (slower)", "train (faster) → train"}
+    assert {*rank} == {"train (slower) → train", "train → train (faster)"}
     ranks = found["tables"]["ranks"]
     shades = dict(zip(ranks["phase"], ranks["shade"], strict=True))
     assert (shades[1], shades[0]) == (0, 1)  # b is the longest of the first run
+
+
+def test_the_panel_and_compare_have_one_direction_and_one_base():
+    before, after = tp.sample("qanet-squad"), tp.sample("qanet-squad-half")
+    changed, found = tp.compare(before, after), result_of(explore(after, other=before))
+    assert changed.sentence in found["table"]["caption"]
+    assert "wall time -24.8 s: productive -17.0 s" in changed.sentence
+    assert found["table"]["caption"].startswith("qanet-squad-half compared with qanet-squad: ")
+    ratios = [f"{ratio:.2f}x" for ratio in changed.frame["ratio"]]
+    assert [row["Ratio [95 % interval]"].split()[0] for row in pairs(found)] == ratios
 
 
 def test_it_is_cut_as_the_first_is_now():
@@ -105,5 +115,5 @@ def test_without_a_second_run_there_is_nothing_to_compare():
 
 def test_names_of_the_second_run_are_text():
     found = comparison(FIRST, replace(FIRST, name="<img src=x>\x1b"))
-    assert found["table"]["caption"].startswith("<img src=x>\ufffd compared with toy: ")
+    assert found["table"]["caption"].startswith("toy compared with <img src=x>\ufffd: ")
     assert "\x1b" not in json.dumps(found, ensure_ascii=False)

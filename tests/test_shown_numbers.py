@@ -33,7 +33,8 @@ def test_the_facts_of_a_phase_are_those_of_the_frames(name):
         whole = rows.filter(pl.col("traced") != "partial")["dur_ps"]
         assert facts.pop("Steps") == f"{rows.height:,} ({full.height:,} traced in full)"
         share = time[labels == label].sum() / time.sum()
-        assert facts.pop("Time") == short_time(rows["dur_ps"].sum())
+        without, whole_time = short_time(time[labels == label].sum()), short_time(rows["dur_ps"].sum())
+        assert facts.pop("Time") == f"{without} without waits, {whole_time} with them"  # the base of the share, too
         assert facts.pop("Share") == f"{percent(share, 1)} of step time without waits"
         assert facts.pop("Step") == f"{short_time(rows['dur_ps'].median())} (median)"
         variation = whole.std(ddof=0) / whole.mean()

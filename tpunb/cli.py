@@ -486,9 +486,12 @@ def _limit(text: str) -> float:
 def _compare(options: argparse.Namespace) -> int:
     from tpunb.analysis import compare, slowdown
 
-    found = slowdown(compare(options.a, options.b), options.fail_slower)
+    compared = compare(options.a, options.b)
+    found = slowdown(compared, options.fail_slower)
     code = _CODES[found.slower]
-    print(json.dumps({**found.content, "exit": code}, indent=_indent()) if options.json else found.sentence)
+    content = {**found.content, "accounts": compared.seconds, "exit": code}
+    text = "\n".join([found.sentence, *["b against a:"] * bool(compared.lines), *compared.lines])
+    print(json.dumps(content, indent=_indent()) if options.json else text)
     return code
 
 

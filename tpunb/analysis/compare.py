@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,7 @@ from tpunb.step_stats import batch_means, op_names
 from tpunb.text import duration, plain, plural
 
 _ALONE = 3  # most unmatched phases that are named
+_LEAST_CHANGE = 0.005  # of the wall time of run a, of an account in a line
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,6 +67,11 @@ class Comparison(Tabular):
             object.__setattr__(self, name, checked)
 
     def __repr__(self) -> str:
+        return f"Comparison(b against a: {self.sentence})"
+
+    @property
+    def sentence(self) -> str:
+        """What changed from a to b, in one sentence."""
         text = f"{plural(len(self), 'phase')} matched"
         if len(self) and (ratio := self.frame["ratio"][0]) is not None:
             low, high = self.frame["ratio_low"][0], self.frame["ratio_high"][0]
@@ -83,7 +90,18 @@ class Comparison(Tabular):
         ]
         text += f", unmatched: {', '.join(alone[:_ALONE])}" if alone else ""
         text += f" and {len(alone) - _ALONE} more" if len(alone) > _ALONE else ""
-        return f"Comparison({text})"
+        return text
+
+    @property
+    def lines(self) -> list[str]:
+        """What changed in the wall time, b against a: its accounts, most first; nothing without a record of it."""
+        before, after = self.a.steps.wall, self.b.steps.wall
+        if before is None or after is None:
+            return []
+        changed = self.accounts.filter(pl.col("change_ps").abs() >= _LEAST_CHANGE * before.span_ps)
+        rows = changed.select("account", "time_a_ps", "time_b_ps").rows()
+        rows.insert(0, ("run time", before.span_ps, after.span_ps))
+        return [f"  {name}: {duration(a)} → {duration(b)} ({_signed(b - a)})" for name, a, b in rows]
 
     @property
     def ratio(self) -> float | None:
@@ -103,6 +121,12 @@ class Comparison(Tabular):
         return schema.check(
             frame.with_columns(ratio=pl.col("b") / pl.col("a")), schema.COMPARED_RATES, "compared_rates"
         )
+
+    @property
+    def seconds(self) -> list[dict[str, Any]]:
+        """The rows of `accounts` in seconds, by names of ``docs/report.md``."""
+        times = (pl.col(f"{name}_ps").truediv(1e12).round(6) for name in ("time_a", "time_b", "change"))
+        return self.accounts.select("account", *times).rename(lambda name: re.sub("^time_|_ps$", "", name)).to_dicts()
 
     @property
     def unmatched(self) -> pl.DataFrame:
@@ -164,7 +188,7 @@ def compare(
 
     >>> from tpunb.testing import toy_steps
     >>> compare(toy_steps("aaabbb"), toy_steps("aaaabb"))
-    Comparison(2 phases matched, step time ratio of the longest 1.00)
+    Comparison(b against a: 2 phases matched, step time ratio of the longest 1.00)
     """
     runs = loaded(a, "compare", "a"), loaded(b, "compare", "b")
     a, b = (phases(run, method) for run in runs)

@@ -49,7 +49,6 @@ def compared(comparison: Comparison) -> LayerPicture:
     x = alt.X("ratio:Q", title=f"step time, {b} by {a} (1: unchanged)", scale=scale)
     base = rows_of(rows).encode(y=alt.Y("name:N", sort=None, title=None, axis=alt.Axis(labelLimit=WIDEST)))
     unchanged = rows_of(pl.DataFrame({"ratio": [1.0], "about": ["unchanged"]}))
-    result = repr(comparison).removeprefix("Comparison(").removesuffix(")")
     return LayerPicture(
         layer=[
             unchanged.mark_rule(strokeDash=[4, 3], color=GREY).encode(x=alt.X("ratio:Q", scale=scale)),
@@ -61,7 +60,7 @@ def compared(comparison: Comparison) -> LayerPicture:
             base.mark_text(align="left", dx=6).encode(x=alt.value("width"), text="text:N"),
         ],
         title=f"Step times by phase: {a} → {b}",
-        description=f"Ratio of step times by phase, {b} by {a}: {result}.",
+        description=f"Ratio of step times by phase, {b} by {a}: {comparison.sentence}.",
         width=WIDTH - 200,
         height=alt.Step(34),
     )

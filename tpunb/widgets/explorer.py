@@ -463,7 +463,8 @@ def explore(
     checkpoints
         Step of each checkpoint by name; or the steps alone; or objects with a ``step``: marks on the timeline.
     other
-        A second run to compare with; its steps are grouped by the same method, unless it is Phases.
+        An earlier run to compare with: changes are of `run` against it. Its steps are grouped by the same method,
+        unless it is Phases.
 
     Raises
     ------

@@ -187,7 +187,7 @@ def _facts(phases: Phases, phase: Phase, checkpoints: Mapping[str, int]) -> list
     ]
     facts = [
         ("Steps", f"{row['steps']:,} ({row['full']:,} traced in full)"),
-        ("Time", short_time(row["dur_ps"])),
+        ("Time", f"{short_time(row['productive_ps'])} without waits, {short_time(row['dur_ps'])} with them"),
         ("Share", share_of_steps(row["share"])),
         *((name, text(value)) for name, value, text in measures if value is not None),  # what this device measures
     ]

@@ -1,4 +1,4 @@
-"""A second run below the first: its timeline in the first one's colours, and the changes phase by phase."""
+"""The run that a run is compared with, below it: its timeline in the same colours, and what changed since."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _COLUMNS = (
 
 
 def compared(state: ExplorerState) -> dict[str, Any]:
-    """Return the second run, grouped by the same method, and what changed; TpunbError if there is none to compare."""
+    """Return the other run, grouped by the same method, and what changed since; TpunbError if there is none."""
     return state.once(("compared", state.allow_different_models), lambda: _compared(state))
 
 
 def _compared(state: ExplorerState) -> dict[str, Any]:
     if state.other is None:
-        raise TpunbError("there is no second run", hint="tp.explore(steps, other=...) takes one")
+        raise TpunbError("there is no other run", hint="tp.explore(steps, other=...) takes one")
     second = state.other if isinstance(state.other, Phases) else phases(state.other, state.phases.method)
-    comparison = compare(state.phases, second, allow_different_models=state.allow_different_models)
+    comparison = compare(second, state.phases, allow_different_models=state.allow_different_models)
     timeline = Timeline(second.steps)
     a, b = _names(comparison)
     return {
@@ -46,17 +46,17 @@ def _compared(state: ExplorerState) -> dict[str, Any]:
         "edges": [*timeline.edges],
         "layout": layout(len(timeline.hosts)),
         "tables": timeline.rows(second, alias=_aliases(comparison)),
-        "runs": runs(second, timeline.edges, f"Timeline table of {b}"),
-        "name": plain(b),
+        "runs": runs(second, timeline.edges, f"Timeline table of {a}"),
+        "name": plain(a),
         "axis": {"windows": timeline.windows(), "checkpoints": timeline.checkpoints({})},
         "chart": _ratios(comparison),
         "table": _table(comparison, f"{b} compared with {a}"),
-        "matches": [*map(list, comparison.frame.select("phase_a", "phase_b").iter_rows())],
+        "matches": [*map(list, comparison.frame.select("phase_b", "phase_a").iter_rows())],
     }
 
 
 def _names(comparison: Comparison) -> list[str]:
-    return names_of([comparison.a.steps.name or "first run", comparison.b.steps.name or "second run"])
+    return names_of([comparison.b.steps.name or "this run", comparison.a.steps.name or "other run"])[::-1]
 
 
 def _table(comparison: Comparison, title: str) -> Table:
@@ -67,7 +67,7 @@ def _table(comparison: Comparison, title: str) -> Table:
     ]
     columns: dict[str, Sequence[str]] = {name: [pair.get(name, "–") for pair in pairs] for name in _COLUMNS}
     columns = measured(columns)
-    result = repr(comparison).removeprefix("Comparison(").removesuffix(")").partition(", unmatched: ")[0]  # its rows
+    result = comparison.sentence.partition(", unmatched: ")[0]  # its rows
     return table(f"{title}: {result}", [*columns], zip(*columns.values(), strict=True))
 
 
@@ -78,10 +78,10 @@ def _ratios(comparison: Comparison) -> dict[str, Any] | None:
 
 
 def _aliases(comparison: Comparison) -> dict[int, tuple[int, str]]:
-    """Return for each phase of the second run the rank of its match in the first, and its name."""
-    rank = {phase: at for at, phase in enumerate(p for p in comparison.a.frame["phase"] if p >= 0)}
+    """Return for each phase of the other run the rank of its match in this one, and its name."""
+    rank = {phase: at for at, phase in enumerate(p for p in comparison.b.frame["phase"] if p >= 0)}
     pairs = comparison.frame.select("phase_a", "phase_b").iter_rows()
-    return {second: (rank[first], comparison.b.names[second]) for first, second in pairs}
+    return {other: (rank[this], comparison.a.names[other]) for other, this in pairs}
 
 
 def _pair(comparison: Comparison, row: dict[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-// A second run below the first: its timeline in the first one's colours, and the changes phase by phase.
+// The run that a run is compared with, below it: its timeline in the same colours, and what changed since.
 
 class SecondRun {
   constructor(explorer) {
@@ -8,11 +8,11 @@ class SecondRun {
     this.title = make("h4", {}, "Comparison");
     this.status = make("div", {}, make("p", { class: "tpunb-hint" }, "comparing …"));
     this.run = make("h5", {});
-    this.timeline = explorer.chart("Timeline of the second run");
+    this.timeline = explorer.chart("Timeline of the other run");
     this.ratios = explorer.chart("Step times by phase");
     this.body = make("div", { hidden: true });
     this.rows = make("div", { class: "tpunb-scroll" });
-    this.runs = make("details", {}, make("summary", {}, "Second timeline table"), make("div"));
+    this.runs = make("details", {}, make("summary", {}, "Other timeline table"), make("div"));
     this.body.append(this.run, this.timeline.host, this.runs, this.rows, this.ratios.host);
     this.host.append(this.title, this.status, this.body);
   }
@@ -34,7 +34,7 @@ class SecondRun {
     this.host.removeAttribute("aria-busy");
   }
 
-  // The phase of the second run that matches the selected one.
+  // The phase of the other run that matches the selected one.
   choose(phase) {
     this.timeline.put({}, { chosen: phase === null ? null : this.matched?.get(phase) ?? null });
   }
