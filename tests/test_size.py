@@ -11,17 +11,17 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 6_080,
+    "analysis": 6_095,
     "charts": 1_730,
     "checkpoint": 1_880,
-    "cluster": 2_040,
+    "cluster": 2_085,
     "costs": 1_260,
-    "frames": 1_620,
+    "frames": 1_675,
     "instrument": 2_695,
     "io": 6_010,
     "profiler": 5_445,
     "protobuf": 390,
-    "root": 2_575,
+    "root": 2_605,
     "step_stats": 3_275,
     "testing": 630,
     "tfdata": 1_130,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_180,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 66_820, 282  # of the package without studies: all lines; modules
+LINES, FILES = 67_060, 282  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -1,4 +1,7 @@
-"""Compile loops with numba, free of the interpreter lock, and keep them on disk for later processes."""
+"""Compile loops with numba, free of the interpreter lock, and keep them on disk for later processes.
+
+To compile a loop takes longer than NumPy needs for a short run: `compiled_later` waits until it is worth it.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,22 @@ import hashlib
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 from numba import config as _config
 from numba import njit
+from numba.core.registry import CPUDispatcher
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+_MOST, _MOST_IN_PYTHON = 1_500_000, 100_000  # elements of the arguments of a call without compiling
 
 
 def compiled(loop: Callable[_P, _R], *, signature: Any = None, fastmath: Sequence[str] = ()) -> Callable[_P, _R]:
@@ -27,6 +35,46 @@ def compiled(loop: Callable[_P, _R], *, signature: Any = None, fastmath: Sequenc
         kernel.compile(signature)
         kernel.disable_compile()
     return kernel  # type: ignore[no-any-return]
+
+
+def compiled_later(
+    same: Callable[..., Any] | None = None, *, compiles_s: float = 0.25, fastmath: Sequence[str] = ()
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Return a decorator of a loop that is compiled once inputs are large, or calls took as long as compiling does.
+
+    Until then `same` is called, which gives the same with NumPy; without it, the loop as Python.
+    """
+
+    def decorate(loop: Callable[_P, _R]) -> Callable[_P, _R]:
+        kernel: Any = compiled(loop, fastmath=fastmath)
+        kernel.__class__, kernel.same, kernel.left_s = _Later, same or loop, compiles_s
+        kernel.most = _MOST if same else _MOST_IN_PYTHON
+        return kernel  # type: ignore[no-any-return]
+
+    return decorate
+
+
+class _Later(CPUDispatcher):
+    """A loop that is not compiled yet."""
+
+    same: Callable[..., Any]
+    left_s: float
+    most: int
+
+    def __call__(self, *args: Any) -> Any:
+        if self.left_s < 0 or _size(args) > self.most:
+            self.__class__ = CPUDispatcher  # type: ignore[assignment]
+            return self(*args)
+        begun = time.perf_counter()
+        with np.errstate(all="ignore"):  # as in compiled loops
+            result = self.same(*args)
+        self.left_s -= time.perf_counter() - begun
+        return result
+
+
+def _size(values: Any) -> int:
+    """Return the elements of arrays, those in tuples too."""
+    return sum(map(_size, values)) if isinstance(values, tuple) else getattr(values, "size", 0)
 
 
 def _keep_on_disk(kernel: Any) -> None:

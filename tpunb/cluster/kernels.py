@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpunb.cluster.limits import LIMITS
-from tpunb.compiled import compiled
+from tpunb.compiled import compiled, compiled_later
 from tpunb.frames.op_matrix import Floats, Ints
 
 _BLOCK = 32  # columns per branch, for wide registers
@@ -21,7 +21,8 @@ _BLOCK = 32  # columns per branch, for wide registers
 _SCATTER_STEPS = LIMITS.scatter_steps
 _SCATTER_RATIO = LIMITS.scatter_ratio
 _LEAST_TOLERANCE = LIMITS.least_tolerance
-_compiled = partial(compiled, fastmath=("reassoc", "contract"))  # in any order, several at one time
+_ANY_ORDER = ("reassoc", "contract")  # several at one time
+_compiled = partial(compiled, fastmath=_ANY_ORDER)
 _ROUNDING = 1e-9  # sums in another order differ in the last digits, and must not decide
 
 
@@ -64,7 +65,15 @@ def new_leaders(phases: int, ops: int) -> Leaders:
     return Leaders(np.zeros((phases, ops, 2)), np.zeros((phases, 7)), slots, np.zeros(2, dtype=np.int64))
 
 
-@_compiled
+def _shared_ops(indptr: Ints, indices: NDArray[np.int32], out: Ints) -> None:
+    size = int(indices.max(initial=0)) + 1
+    entries = np.repeat(np.arange(out.size), np.diff(indptr)) * size + indices  # ascending
+    before = np.searchsorted(entries, entries - size).clip(0, max(entries.size - 1, 0))
+    out[:] = np.bincount(entries[entries[before] == entries - size] // size, minlength=out.size)
+    out[:1] = np.diff(indptr[:2])
+
+
+@compiled_later(_shared_ops, fastmath=_ANY_ORDER)
 def shared_ops(indptr: Ints, indices: NDArray[np.int32], out: Ints) -> None:
     """Write how many operations each step shares with the one before it; for the first, how many it has."""
     if out.size:
@@ -92,7 +101,69 @@ def _intersection(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
     return shared
 
 
-@_compiled
+def _scan_few(
+    rows: Rows, which: Ints, weights: Floats, starts: NDArray[np.bool_], limits: Floats, leaders: Leaders, out: Ints
+) -> None:
+    slot = -1
+    for i, row in enumerate(which):
+        entries = slice(rows.indptr[row], rows.indptr[row + 1])
+        columns, root = rows.indices[entries], rows.self_time[rows.order[entries]].astype(np.float64)
+        split = int(np.searchsorted(columns, rows.device))
+        slot = _join_one(leaders, -1 if starts[i] else slot, columns, root, split, weights[i], limits)
+        out[i] = leaders.slots[slot, 0]
+
+
+def _join_one(
+    leaders: Leaders, before: int, columns: NDArray[np.int32], root: Floats, split: int, weight: float, limits: Floats
+) -> int:
+    root[:] = np.where(root > 0, root, 0.0)
+    present = np.zeros(2)
+    for side, part in enumerate((root[:split], root[split:])):
+        whole = part.sum()
+        present[side] = whole > 0
+        part[:] = np.sqrt(part * (1 / whole if whole > 0 else 0.0))
+    count = int(np.count_nonzero(leaders.slots[:, 0] >= 0))
+    stats, ran = leaders.stats[:count], leaders.sums[:count][:, columns]
+    products = np.column_stack([ran[:, :split, 1] @ root[:split], ran[:, split:, 1] @ root[split:]])
+    is_like = _accepting(stats, ran[:, :, 0], products, present, limits)
+    slot = count
+    if is_like.any():
+        weights = np.where(is_like, stats[:, 6], -1.0)
+        slot = before if before >= 0 and weights[before] == weights.max() else int(weights.argmax())
+    else:
+        if count == len(leaders.slots):
+            slot = int(np.lexsort((leaders.slots[:, 1], stats[:, 6]))[0])
+        leaders.sums[slot], leaders.stats[slot] = 0.0, 0.0
+        leaders.slots[slot, 0] = leaders.counts[0]
+        leaders.counts[0] += 1
+        products = np.zeros((slot + 1, 2))
+    joined, sums = leaders.stats[slot], leaders.sums[slot]
+    joined[4:6] += (joined[0] > 0) * (1 - _cosines(products[slot], joined[2:4], present))
+    joined[:4] += 1, columns.size, *(2 * products[slot] + present)
+    joined[6] += weight
+    sums[columns] += np.column_stack([np.ones_like(root), root])
+    leaders.slots[slot, 1] = leaders.counts[1]
+    leaders.counts[1] += 1
+    return slot
+
+
+def _cosines(products: Floats, squares: Floats, present: Floats) -> Floats:
+    return np.where(squares > 0, products / np.sqrt(squares), 1 - present)
+
+
+def _accepting(stats: Floats, ran: Floats, products: Floats, present: Floats, limits: Floats) -> NDArray[np.bool_]:
+    """Return which phases accept a step."""
+    steps, total, least = stats[:, 0], stats[:, 1], limits[0] - _ROUNDING
+    size = ran.shape[1] * steps
+    is_like = np.minimum(size, total) >= least * np.maximum(size, total)
+    is_like &= size - (size + total) * least / (1 + least) >= (steps[:, None] - ran).sum(axis=1)
+    scatter = np.maximum(_SCATTER_RATIO * stats[:, 4:6] / (steps[:, None] - 1), _LEAST_TOLERANCE * (1 - limits[1]))
+    scatter[steps <= _SCATTER_STEPS] = 1 - limits[1]
+    tolerance = np.minimum(scatter, 1 - limits[1]) + _ROUNDING
+    return np.asarray(is_like & (1 - _cosines(products, stats[:, 2:4], present) <= tolerance).all(axis=1))
+
+
+@compiled_later(_scan_few, compiles_s=3.0, fastmath=_ANY_ORDER)
 def scan(
     rows: Rows, which: Ints, weights: Floats, starts: NDArray[np.bool_], limits: Floats, leaders: Leaders, out: Ints
 ) -> None:
@@ -115,7 +186,7 @@ def scan(
         out[i] = leaders.slots[slot, 0]
 
 
-@_compiled
+@compiled_later(_join_one, compiles_s=3.0, fastmath=_ANY_ORDER)
 def join(
     leaders: Leaders, before: int, columns: NDArray[np.int32], root: Floats, split: int, weight: float, limits: Floats
 ) -> int:
@@ -237,7 +308,7 @@ def _add(leaders: Leaders, slot: int, step: Step, weight: float, products: Float
     leaders.counts[1] += 1
 
 
-@_compiled
+@compiled_later(fastmath=_ANY_ORDER)
 def renumbered(labels: Ints, by_start: Ints, size: int) -> Ints:
     """Return labels below `size` as 0, 1, 2, ... by first appearance in time; -1 stays."""
     number, count = np.full(size, -1, np.int64), 0
@@ -252,7 +323,16 @@ def renumbered(labels: Ints, by_start: Ints, size: int) -> Ints:
     return out
 
 
-@_compiled
+def _join_borders(near: NDArray[np.bool_], core: Ints, label: Ints) -> None:
+    others = np.setdiff1d(np.arange(label.size), core)
+    most = np.iinfo(np.int64).max
+    least = np.where(near[np.ix_(others, core)], label[core], most).min(axis=1, initial=most)
+    label[others] = np.where(
+        label[others] < 0, np.where(least < most, least, label[others]), np.minimum(least, label[others])
+    )
+
+
+@compiled_later(_join_borders, fastmath=_ANY_ORDER)
 def join_borders(near: NDArray[np.bool_], core: Ints, label: Ints) -> None:
     """Give each point that is no core the least label of the cores near it: a border belongs to the first cluster."""
     is_core = np.zeros(label.size, np.bool_)

@@ -12,8 +12,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tpunb.compiled import compiled
+from tpunb.compiled import compiled, compiled_later
 from tpunb.frames.op_matrix import Floats, Ints, factorize, int_arrays, op_matrix, self_times
+from tpunb.frames.sparse_loops import rows_of
 from tpunb.frames.steps import Steps
 
 if TYPE_CHECKING:
@@ -113,7 +114,22 @@ def _blocks(phase: Ints, phases: int, columns: int) -> Iterator[tuple[int, int, 
         yield first, min(most, phases - first), rows[begin:end]
 
 
-@compiled
+def _totals_of_few(rows: Ints, phase: Ints, entries: _Entries, out: Ints) -> None:
+    ends = entries.indptr[rows + 1]
+    of_phase, at = np.repeat(phase, ends - entries.indptr[rows]), _within(entries.indptr[rows], ends)
+    order = entries.order[at]
+    self_ps = entries.self_ps[order]
+    figures = (np.ones_like(self_ps), entries.counts[order], entries.total_ps[order], self_ps, self_ps.clip(0))
+    np.add.at(out, (of_phase, entries.indices[at]), np.column_stack(figures))
+
+
+def _within(begins: Ints, ends: Ints) -> Ints:
+    """Return the numbers from each begin to before its end, in one array."""
+    size = ends - begins
+    return np.arange(size.sum()) + np.repeat(ends - np.cumsum(size), size)
+
+
+@compiled_later(_totals_of_few)
 def _totals(rows: Ints, phase: Ints, entries: _Entries, out: Ints) -> None:
     """Add the figures of each operation in each phase to `out`, (phases, ops, 5)."""
     longest = 0
@@ -159,7 +175,11 @@ def _add(sums: Ints, column: int, entries: _Entries, row: int) -> None:
     sums[to, 4] += max(self_ps, 0)
 
 
-@compiled
+def _sums_of_few(phase: Ints, indptr: Ints, indices: Ints, values: Floats, out: Floats) -> None:
+    np.add.at(out, (phase[rows_of(indptr)], indices), values)
+
+
+@compiled_later(_sums_of_few)
 def _sums(phase: Ints, indptr: Ints, indices: NDArray[np.int32], values: NDArray[np.float32], out: Floats) -> None:
     for row in range(phase.size):
         sums = out[phase[row]]
@@ -167,7 +187,14 @@ def _sums(phase: Ints, indptr: Ints, indices: NDArray[np.int32], values: NDArray
             sums[np.uint64(indices[k])] += values[k]
 
 
-@compiled
+def _root_sums_of_few(
+    rows: Ints, phase: Ints, weight: Floats, indptr: Ints, indices: Ints, values: Floats, out: Floats
+) -> None:
+    size, at = np.diff(indptr)[rows], _within(indptr[rows], indptr[rows + 1])
+    np.add.at(out, (np.repeat(phase, size), indices[at]), np.repeat(weight, size) * np.sqrt(values[at]))
+
+
+@compiled_later(_root_sums_of_few)
 def _root_sums(
     rows: Ints,
     phase: Ints,
@@ -198,7 +225,7 @@ class StepValues(NamedTuple):
     by_exclusive: Ints  # rows that took time
 
 
-@compiled
+@compiled_later()
 def phase_sums(phase: Ints, phases: int, flags: int, values: StepValues) -> tuple[Ints, Ints, Floats]:
     """Return the number of steps of each phase by flags, the sums of its columns, and sums of floats, (phases, 3).
 
@@ -217,7 +244,7 @@ def phase_sums(phase: Ints, phases: int, flags: int, values: StepValues) -> tupl
     return counts, sums, floats
 
 
-@compiled
+@compiled_later()
 def phase_deviations(
     phase: Ints, values: StepValues, varies: Ints, mean: Floats, usual: Ints, ratio: float
 ) -> tuple[Ints, Floats]:
@@ -237,7 +264,7 @@ def phase_deviations(
     return productive, squares
 
 
-@compiled
+@compiled_later()
 def middle_values(phase: Ints, ascending: Ints, values: Ints, size: Ints) -> Ints:
     """Return the two middle values of each phase, (phases, 2); equal if their number is odd, 0 if there are none.
 
@@ -257,7 +284,7 @@ def middle_values(phase: Ints, ascending: Ints, values: Ints, size: Ints) -> Int
     return out
 
 
-@compiled
+@compiled_later()
 def phase_ends(phase: Ints, values: StepValues, size: Ints) -> tuple[Ints, Ints, Ints]:
     """Return the first and the last row of each phase by start, (phases, 2), `size` of them in each; -1 without any.
 
@@ -279,7 +306,7 @@ def phase_ends(phase: Ints, values: StepValues, size: Ints) -> tuple[Ints, Ints,
     return ends, tenth, tenths
 
 
-@compiled
+@compiled_later()
 def part_sums(group: Ints, of_step: Ints, row: Ints, kind: Ints, values: Floats, size: int, out: Floats) -> None:
     """Add values to `out`, (groups · `size`, kinds), at the number below `size` of the step in their row."""
     for k in range(row.size):

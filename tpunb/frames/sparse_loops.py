@@ -1,6 +1,6 @@
 """Compiled loops over the entries of a sparse matrix of steps × operations: NumPy makes a copy of all for each.
 
-Sums add up in the order of the entries, as `numpy.bincount` does.
+Sums add up in the order of the entries, as `numpy.bincount` does. What a short run calls instead is above each loop.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tpunb.compiled import compiled
+from tpunb.compiled import compiled_later
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -18,7 +18,13 @@ Singles = NDArray[np.float32]
 Columns = NDArray[np.int32]
 
 
-@compiled
+def _first_rows(codes: NDArray[np.uint32]) -> Ints:
+    first = np.full(int(codes.max(initial=0)) + 1, -1, np.int64)
+    first[codes[::-1]] = np.arange(codes.size)[::-1]  # the last one stays
+    return first
+
+
+@compiled_later(_first_rows)
 def first_rows(codes: NDArray[np.uint32]) -> Ints:
     """Return the first row of each code, -1 for those that do not occur."""
     most = np.uint32(0)
@@ -31,7 +37,7 @@ def first_rows(codes: NDArray[np.uint32]) -> Ints:
     return first
 
 
-@compiled
+@compiled_later()
 def places(labels: Ints, low: int, high: int) -> tuple[Ints, Ints]:
     """Return the distinct labels, ascending, all from `low` to `high`, and the place of each label among them."""
     number = np.zeros(high - low + 1, np.int64)
@@ -45,7 +51,12 @@ def places(labels: Ints, low: int, high: int) -> tuple[Ints, Ints]:
     return distinct + low, place
 
 
-@compiled
+def _in_order(rows: Columns, columns: Columns) -> bool:
+    below, right = np.diff(rows), np.diff(columns)
+    return bool(((below > 0) | ((below == 0) & (right > 0))).all())
+
+
+@compiled_later(_in_order)
 def in_order(rows: Columns, columns: Columns) -> bool:
     """Return whether entries are by row and column, each once."""
     for at in range(1, rows.size):
@@ -54,7 +65,11 @@ def in_order(rows: Columns, columns: Columns) -> bool:
     return True
 
 
-@compiled
+def _values(column: NDArray[Any], order: NDArray[Any], scale: float) -> Singles:
+    return np.asarray(np.maximum(column[order].astype(np.float32), np.float32(0)) * np.float32(scale))
+
+
+@compiled_later(_values)
 def values(column: NDArray[Any], order: NDArray[Any], scale: float) -> Singles:
     """Return a column in the order of entries as single precision, times `scale`; negative values are 0."""
     out, factor = np.empty(order.size, np.float32), np.float32(scale)
@@ -63,7 +78,15 @@ def values(column: NDArray[Any], order: NDArray[Any], scale: float) -> Singles:
     return out
 
 
-@compiled
+def _column_sums(data: Singles, columns: Columns, mean: Singles, power: int, part: int) -> Floats:
+    sums = np.zeros(mean.size)
+    for begin in range(0, data.size, part):
+        at = columns[begin : begin + part]
+        sums += np.bincount(at, (data[begin : begin + part] - mean[at]).astype(np.float64) ** power, mean.size)
+    return sums
+
+
+@compiled_later(_column_sums)
 def column_sums(data: Singles, columns: Columns, mean: Singles, power: int, part: int) -> Floats:
     """Return the sum of each column's values less `mean`, to a power of 1 or 2, by parts of so many entries."""
     sums = np.zeros(mean.size)
@@ -76,7 +99,7 @@ def column_sums(data: Singles, columns: Columns, mean: Singles, power: int, part
     return sums
 
 
-@compiled
+@compiled_later(lambda columns, size: np.bincount(columns, minlength=size))
 def counts(columns: Columns, size: int) -> Ints:
     """Return the number of entries of each column."""
     found = np.zeros(size, np.int64)
@@ -85,7 +108,20 @@ def counts(columns: Columns, size: int) -> Ints:
     return found
 
 
-@compiled
+def _of_sides(indptr: Ints, columns: Columns, data: Singles, sides: Ints, least: Floats) -> tuple[Floats, Floats]:
+    rows, values = rows_of(indptr), data.astype(np.float64)
+    side = 2 * rows + sides[columns]
+    whole = np.maximum(np.bincount(side, values, 2 * indptr.size)[side], least[rows])
+    of_columns = [np.bincount(columns, each, sides.size).astype(np.float64) for each in (values, whole)]
+    return of_columns[0], of_columns[1]
+
+
+def rows_of(indptr: Ints) -> Ints:
+    """Return the row of each entry."""
+    return np.repeat(np.arange(indptr.size - 1), np.diff(indptr))
+
+
+@compiled_later(_of_sides)
 def of_sides(indptr: Ints, columns: Columns, data: Singles, sides: Ints, least: Floats) -> tuple[Floats, Floats]:
     """Return of each column the sum of its values, and of the sums of its side in its rows, `least` or more."""
     spent, whole, base = np.zeros(sides.size), np.zeros(sides.size), np.zeros(2)
@@ -99,7 +135,13 @@ def of_sides(indptr: Ints, columns: Columns, data: Singles, sides: Ints, least: 
     return spent, whole
 
 
-@compiled
+def _names_of_rows(indptr: Ints, columns: Columns, names: Floats, size: int) -> Floats:
+    rows = rows_of(indptr)
+    sums = [np.bincount(columns, name[rows], size) for name in names.T]
+    return np.reshape(sums, (-1, size)).T.astype(np.float64)
+
+
+@compiled_later(_names_of_rows)
 def names_of_rows(indptr: Ints, columns: Columns, names: Floats, size: int) -> Floats:
     """Return the sum over the rows of each column of numbers that name the rows: (columns, names)."""
     sums = np.zeros((size, names.shape[1]))
@@ -110,7 +152,16 @@ def names_of_rows(indptr: Ints, columns: Columns, names: Floats, size: int) -> F
     return sums
 
 
-@compiled
+def _folded(
+    indptr: Ints, columns: Columns, data: Singles, place: Ints, mean: Singles, weight: Singles
+) -> tuple[Ints, Columns, Singles]:
+    is_kept = place[columns] >= 0
+    kept = columns[is_kept]
+    ends = np.append(0, np.cumsum(is_kept))[indptr]
+    return ends, place[kept].astype(np.int32), (data[is_kept] - mean[kept]) * weight[kept]
+
+
+@compiled_later(_folded)
 def folded(
     indptr: Ints, columns: Columns, data: Singles, place: Ints, mean: Singles, weight: Singles
 ) -> tuple[Ints, Columns, Singles]:
@@ -130,7 +181,13 @@ def folded(
     return ends, kept, out
 
 
-@compiled
+def _add_dense(indptr: Ints, columns: Columns, data: Singles, place: Ints, out: NDArray[Any]) -> None:
+    begin, end = indptr[0], indptr[len(out)]
+    at = place[columns[begin:end]]
+    np.add.at(out, (rows_of(indptr[: len(out) + 1])[at >= 0], at[at >= 0]), data[begin:end][at >= 0])
+
+
+@compiled_later(_add_dense)
 def add_dense(indptr: Ints, columns: Columns, data: Singles, place: Ints, out: NDArray[Any]) -> None:
     """Add entries of the first rows to a dense array, each at the place of its column, -1 for those left out."""
     for row in range(out.shape[0]):
