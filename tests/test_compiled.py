@@ -68,7 +68,7 @@ def test_a_later_process_compiles_nothing(tmp_path):
 
 def sparse(random):
     """Return random entries of steps × operations, as `int_arrays` has them: row ends, columns, single values."""
-    steps, ops = random.integers(1, 30), random.integers(1, 12)
+    steps, ops = random.integers(0, 30), random.integers(0, 12)
     ran = random.random((steps, ops)) < random.random()
     values = random.random(int(ran.sum()), dtype=np.float32) * np.float32(random.choice([1, 1e6]))
     return np.append(0, ran.sum(axis=1).cumsum()), np.nonzero(ran)[1].astype(np.int32), values, ops
@@ -76,7 +76,7 @@ def sparse(random):
 
 def grouped(random):
     """Return the phase of each step, and what depends on the steps alone."""
-    n = random.integers(1, 60)
+    n = random.integers(0, 60)
     phase, time = random.integers(0, 3, n), random.integers(0, 9, n) * 10**9
     order = np.argsort(time, kind="stable")
     flags, varies = random.integers(0, 4, n), random.integers(0, 3, n).astype(np.int8)
@@ -137,7 +137,7 @@ def of_steps(random, name):
 
 
 def borders(random):
-    n = random.integers(1, 20)
+    n = random.integers(0, 20)
     core = np.flatnonzero(random.random(n) < 0.5)
     label = random.integers(-1, 3, n)
     label[core] = random.integers(0, 3, core.size)
@@ -146,7 +146,7 @@ def borders(random):
 
 def scanned(random):
     """Return steps of few sets of operations and similar times, so that phases accept them: also more than slots."""
-    ops, n = random.integers(2, 8), random.integers(1, 40)
+    ops, n = random.integers(1, 8), random.integers(1, 40)
     kinds = random.random((3, ops)) < 0.7
     ran = kinds[random.integers(0, 3, n)] ^ (random.random((n, ops)) < 0.05)
     indptr, columns = np.append(0, ran.sum(axis=1).cumsum()), np.nonzero(ran)[1].astype(np.int32)

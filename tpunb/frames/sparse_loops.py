@@ -137,8 +137,7 @@ def of_sides(indptr: Ints, columns: Columns, data: Singles, sides: Ints, least: 
 
 def _names_of_rows(indptr: Ints, columns: Columns, names: Floats, size: int) -> Floats:
     rows = rows_of(indptr)
-    sums = [np.bincount(columns, name[rows], size) for name in names.T]
-    return np.reshape(sums, (-1, size)).T.astype(np.float64)
+    return np.column_stack([np.bincount(columns, name[rows], size) for name in names.T]).astype(np.float64)
 
 
 @compiled_later(_names_of_rows)
