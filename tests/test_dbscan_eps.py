@@ -1,5 +1,7 @@
 """The scale at which steps are neighbours: where the clusters stay what they are."""
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -8,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optional import lazy
 
-from tpunb.cluster.dbscan_eps import eps_candidates
+import tpunb as tp
+from tpunb.cluster.dbscan_eps import eps_candidates, with_eps
 from tpunb.cluster.micro_clusters import merge
 
 distance = lazy("scipy.spatial.distance")
@@ -48,6 +51,22 @@ def test_eps_without_a_gap_reaches_every_step():
 
 def test_eps_separates_exact_repetitions():
     assert 0 < chosen([0, 0, 4, 4, 10, 10]) < 4
+
+
+def test_eps_has_few_digits_and_gives_the_same_phases():
+    for sample in ("keras_cnn", "keras_transformer", "qanet-squad", "resnet-imagenet"):
+        grouped = tp.phases(tp.sample(sample))
+        eps = grouped.sweeps["eps"].filter("chosen")["eps"].item()
+        assert len(f"{eps:.15g}".lstrip("0.").replace(".", "")) <= 3
+        copied = replace(grouped.method, eps=eps)  # as the panel's code has it
+        assert tp.phases(grouped.steps, copied).labels.equals(grouped.labels)
+
+
+def test_eps_has_more_digits_where_the_range_is_narrow():
+    ranges = pl.DataFrame({"low": [0.0, 1.17402], "high": [1.17402, 1.17441]})
+    assert with_eps(ranges, 1, 1.1742561340830764)["eps"].to_list() == [None, 1.1743]
+    last = with_eps(ranges.with_columns(high=pl.Series([1.17402, 1.17402])), 1, 1.1742561340830764)
+    assert last["eps"][1] == 1.18  # above the largest distance, not below it
 
 
 def test_eps_of_equal_steps():

@@ -166,3 +166,15 @@ def test_pictures_and_tables_begin_with_the_verdict_and_the_bar():
         assert html.index("Callbacks took 10 ms") < html.index("Wall time by account") < html.index("<table")
     assert "other programs used 80 % of its processors" in exports.static_bundle(view.state)["text/html"]
     assert view._frame["warnings"] == ["the machine was busy: other programs used 80 % of its processors"]
+
+
+@pytest.mark.parametrize("sample", ["keras_cnn", "qanet-squad"])
+def test_accounts_and_verdict_do_not_depend_on_how_steps_are_grouped(sample):
+    view = tp.explore(tp.sample(sample))
+    first = answer(view)
+    moves = [("threshold", 0.2), ("threshold", 0.9), ("k", 2), ("k", 9), ("min_samples", 1), ("ops", 1.0)]
+    for name, value in moves:
+        setattr(view, name, value)
+        assert {name: answer(view)[name] for name in ("parts", "lines")} == {
+            name: first[name] for name in ("parts", "lines")
+        }

@@ -373,8 +373,15 @@ def test_the_remedy_for_steps_without_operations_works(notebook):
     assert "step times only" not in shown(second)[0]["text/plain"]
 
 
-def test_a_notebook_does_not_show_the_log_of_the_profiler(notebook):
-    log = "I0000 00:00:1795.5 31 profiler_session.cc:117] Profiler session initializing."
+@pytest.mark.parametrize(
+    "log",
+    [
+        "I0000 00:00:1795.5 31 profiler_session.cc:117] Profiler session initializing.",
+        "I0000 00:00:1795.5 31 cudart_stub.cc:31] Could not find cuda drivers on your machine, GPU will not be used.",
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+    ],
+)
+def test_a_notebook_does_not_show_what_tensorflow_logs_of_its_start_and_of_its_profiler(notebook, log):
     cells = [f"import sys\n_ = sys.stderr.write({text!r})" for text in (f"{log}\n", f"mine\n{log}\nagain\n")]
     (hidden, kept), stopped = notebook(*cells)
     assert stopped is None

@@ -14,7 +14,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "analysis": 6_095,
     "charts": 1_730,
     "checkpoint": 1_880,
-    "cluster": 2_085,
+    "cluster": 2_090,
     "costs": 1_260,
     "frames": 1_675,
     "instrument": 2_695,
@@ -28,10 +28,10 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "torchdata": 1_030,
     "training": 3_310,
     "tuning": 3_895,
-    "widgets": 2_180,
+    "widgets": 2_185,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 67_060, 282  # of the package without studies: all lines; modules
+LINES, FILES = 67_070, 282  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -17,7 +17,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tpunb.cluster.base import Curve, Parameters, SliderSpec, in_order, knee, of_one_kind
-from tpunb.cluster.dbscan_eps import eps_candidates
+from tpunb.cluster.dbscan_eps import eps_candidates, with_eps
 from tpunb.cluster.features import Features, check, space
 from tpunb.cluster.limits import LIMITS
 from tpunb.cluster.micro_clusters import MicroClusters, merge, micro_clusters_of, outliers
@@ -77,7 +77,7 @@ class DBSCAN(Parameters):
         "min_samples (steps)",
         step=1,
         least=1,
-        title="DBSCAN: outliers and clusters by min_samples",
+        title="DBSCAN: outliers, and clusters before kinds divide them, by min_samples",
         curves=(Curve("noise", "outliers", percent_of="steps"), Curve("clusters")),
         fixed=("eps",),
     )
@@ -213,8 +213,7 @@ def _eps_of(steps: Steps, rows: Ints, merged: MicroClusters, distance: Floats, k
     for number, low, high in wide.sort(ratio, descending=True).select("index", "low", "high").rows():
         eps = float(np.sqrt(low * high))
         if eps > LIMITS.equal_distance and alternate(steps, rows, Graph(merged, distance, eps).labels(k)):
-            at = pl.int_range(pl.len()) == number
-            return candidates.with_columns(eps=pl.when(at).then(eps), chosen=at)
+            return with_eps(candidates, number, eps)
     return candidates
 
 

@@ -66,7 +66,16 @@ def eps_candidates(distance: Floats, merged: MicroClusters, k: int, least_gap: f
         middle = _of_one(heights, (clusters == 1) & (inside >= most), n, max(floor, least_gap))
         eps = max(middle, LIMITS.single_reach_ratio * enough)
     at = max(int(np.searchsorted(ranges["low"].to_numpy(), eps, side="right")) - 1, 0)
-    chosen = pl.int_range(pl.len()) == at
+    return with_eps(ranges, at, eps)
+
+
+def with_eps(ranges: pl.DataFrame, at: int, eps: float) -> pl.DataFrame:
+    """Return ranges with the chosen one, and `eps` in it: of three digits, or of as many as keep it there."""
+    low, high = ranges.select("low", "high").row(at)
+    low, high = (low, high) if eps < high else (min(eps, high * (1 + _ROUNDED)), np.inf)
+    nearby = (eps * (1 + up * 0.5 * 10.0**-n) for n in range(2, 17) for up in (0, 1))  # rounded, then rounded up
+    short = (float(f"{value:.{3 + i // 2}g}") for i, value in enumerate(nearby))
+    eps, chosen = next((value for value in short if low <= value < high), eps), pl.int_range(pl.len()) == at
     return ranges.with_columns(eps=pl.when(chosen).then(eps), chosen=chosen)
 
 

@@ -26,7 +26,11 @@ _LOOK = (
     "color:var(--jp-content-font-color1,currentColor);font-size:13px;line-height:1.45;"
     "font-variant-numeric:tabular-nums;overflow-wrap:anywhere"
 )
-_PROFILER_LOG = re.compile(r"^[^\n]*\bprofiler_(?:session|server)\.cc:\d+\][^\n]*\n?", re.MULTILINE)
+_TENSORFLOW_LOG = re.compile(
+    r"^(?:[^\n]*\b(?:profiler_session|profiler_server|port|cudart_stub|cpu_feature_guard)\.cc:\d+\]"
+    r"|WARNING: All log messages before absl::InitializeLog)[^\n]*\n?",
+    re.MULTILINE,
+)
 
 
 def in_kernel() -> bool:
@@ -37,13 +41,13 @@ def in_kernel() -> bool:
 
 
 def hide_profiler_log(stream: Any) -> Callable[[], None]:
-    """Leave out of a kernel's stream the lines that TensorFlow's profiler logs, four a window.
+    """Leave out of a kernel's stream what TensorFlow logs of its start, and of its profiler, four lines a window.
 
     Return a function that ends it. Hooks of a stream are those of its own thread.
     """
 
     def without(message: dict[str, Any]) -> dict[str, Any] | None:
-        kept = _PROFILER_LOG.sub("", message["content"]["text"])
+        kept = _TENSORFLOW_LOG.sub("", message["content"]["text"])
         return {**message, "content": {**message["content"], "text": kept}} if kept else None
 
     stream.pub_thread.schedule(partial(stream.register_hook, without))
