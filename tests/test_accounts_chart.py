@@ -1,6 +1,8 @@
 """The wall time of a run as one bar."""
 
+import re
 from itertools import combinations
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -8,10 +10,13 @@ import polars as pl
 import pytest
 from goodput_rows import SLOW, goodput_of
 
-from tpunb import charts, schema
+import tpunb as tp
+from tpunb import charts, schema, widgets
 from tpunb.charts import render
 from tpunb.charts.accounts import account_rows, live_accounts
+from tpunb.charts.style import GREY, NOISE, OTHERS, PHASE_COLOURS
 from tpunb.errors import TpunbError
+from tpunb.testing import toy_steps
 
 EVIL = "<script>alert(1)</script>\x1b\u202e"
 
@@ -79,14 +84,49 @@ READERS = {  # of Machado, Oliveira and Fernandes, 2009, three rows of three eac
 }
 
 
+def seen(colours, reader="all cones"):
+    """Return what a reader sees, in L*a*b*."""
+    return [lab(np.clip(np.reshape(READERS[reader], (3, 3)) @ linear(colour), 0, 1)) for colour in colours]
+
+
 @pytest.mark.parametrize("reader", READERS)
 def test_every_account_has_a_colour_that_differs_from_the_others(reader):
-    seen = [lab(np.clip(np.reshape(READERS[reader], (3, 3)) @ linear(colour), 0, 1)) for colour in COLOURS]
-    assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 15
+    assert min(np.linalg.norm(a - b) for a, b in combinations(seen(COLOURS, reader), 2)) > 15
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_phase_has_a_colour_that_differs_from_the_others(reader):
+    assert min(np.linalg.norm(a - b) for a, b in combinations(seen(PHASE_COLOURS, reader), 2)) > 15
+
+
+@pytest.mark.parametrize(("reader", "least"), zip(READERS, (15, 8, 8), strict=True))
+def test_no_phase_has_the_colour_of_an_account_or_of_outliers(reader, least):
+    others = seen([*COLOURS, NOISE, OTHERS, GREY], reader)
+    found = {
+        colour: min(np.linalg.norm(phase - other) for other in others)
+        for colour, phase in zip(PHASE_COLOURS, seen(PHASE_COLOURS, reader), strict=True)
+    }
+    assert {colour: distance for colour, distance in found.items() if distance <= least} == {}
+
+
+def test_the_longest_phases_differ_in_grey():
+    lightness = sorted(colour[0] for colour in seen(PHASE_COLOURS[:6]))
+    assert min(np.diff(lightness)) > 8
+
+
+def test_controls_bars_and_curves_have_the_colour_of_text_not_that_of_a_phase_or_an_account():
+    taken = {colour.lower() for colour in (*COLOURS, *PHASE_COLOURS)}
+    curve = charts.sweep_curve(tp.phases(toy_steps("aaaabbbbcz")))
+    ratios = charts.compared(tp.compare(toy_steps("aaabbb"), toy_steps("aaabbb")))
+    drawn = [curve.to_json(), ratios.to_json()]
+    drawn += [path.read_text(encoding="utf-8") for path in (Path(widgets.__file__).parent / "browser").glob("*.*s")]
+    assert len(drawn) > 10
+    for text in drawn:
+        assert {colour.lower() for colour in re.findall("#[0-9a-fA-F]{6}", text)} & taken == set()
 
 
 def test_colours_stand_out_from_light_and_dark_pages():
-    for colour in COLOURS:
+    for colour in (*COLOURS, *PHASE_COLOURS):
         bright = linear(colour) @ [0.2126, 0.7152, 0.0722]
         assert 1.05 / (bright + 0.05) > 1.4, colour
         assert (bright + 0.05) / (0.0056 + 0.05) > 1.5, colour  # #111111

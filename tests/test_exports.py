@@ -201,7 +201,7 @@ def test_pictures_have_the_order_of_the_panel_with_comparison_and_distinguishing
         "Top operations",
         "Distinguishing operations",
     )
-    places = [*map(html.index, (*order, "toy (2) compared with toy", "How phases were found"))]
+    places = [*map(html.index, (*order, "toy compared with toy (2)", "How phases were found"))]
     assert places == sorted(places)
     assert "(only in toy (2))" in html
     assert "<details open>" in html

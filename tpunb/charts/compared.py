@@ -52,10 +52,8 @@ def compared(comparison: Comparison) -> LayerPicture:
     return LayerPicture(
         layer=[
             unchanged.mark_rule(strokeDash=[4, 3], color=GREY).encode(x=alt.X("ratio:Q", scale=scale)),
-            base.mark_rule(strokeWidth=3, color=PALETTE[0]).encode(
-                x=alt.X("ratio_low:Q", scale=scale), x2="ratio_high"
-            ),
-            base.mark_point(filled=True, opacity=1, size=80, color=PALETTE[0]).encode(x=x),
+            base.mark_rule(strokeWidth=3, color=GREY).encode(x=alt.X("ratio_low:Q", scale=scale), x2="ratio_high"),
+            base.mark_point(filled=True, opacity=1, size=80, color=GREY).encode(x=x),
             # beside the plot: the dashed line would cross them next to their points
             base.mark_text(align="left", dx=6).encode(x=alt.value("width"), text="text:N"),
         ],

@@ -11,7 +11,7 @@ import polars.selectors as cs
 
 from tpunb.charts import render
 from tpunb.charts.render import LayerPicture, VConcatPicture
-from tpunb.charts.style import GREY, LINE, PALETTE, WHOLE, WIDTH, counted, lanes, rows_of, titled
+from tpunb.charts.style import GREY, LINE, WHOLE, WIDTH, counted, lanes, rows_of, titled
 from tpunb.cluster import Curve, SliderSpec
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases
@@ -19,7 +19,7 @@ from tpunb.text import cut, plain, plural
 
 _FLAT = 36  # points: height of a plot without a change
 _POINTS = 60  # rows of a sweep that are all drawn; of longer ones, where a curve changes
-_CHOICE: dict[str, Any] = {"color": PALETTE[5], "filled": True, "opacity": 1, "size": 170, "shape": "diamond"}
+_CHOICE: dict[str, Any] = {"color": GREY, "filled": True, "opacity": 1, "size": 170, "shape": "diamond"}
 
 
 def sweep_curve(phases: Phases) -> VConcatPicture:
@@ -107,8 +107,8 @@ def _plot(sweep: pl.DataFrame, curve: Curve, x: alt.X) -> alt.LayerChart:
     base, choice = rows_of(sweep).encode(x=x, y=y), rows_of(sweep.filter("chosen")).encode(x=x)
     layers = [
         choice.mark_rule(strokeDash=[4, 3]),
-        base.mark_line(color=PALETTE[0]),
-        base.mark_point(color=PALETTE[0], filled=True, opacity=1, size=36),
+        base.mark_line(color=GREY),
+        base.mark_point(color=GREY, filled=True, opacity=1, size=36),
         choice.mark_point(**_CHOICE).encode(y=y),
     ]
     if (level := _level(sweep, curve)) is not None:
@@ -179,7 +179,7 @@ def with_slider(chart: alt.TopLevelMixin, parameter: str, ends: tuple[float, flo
     rule = {
         "data": {"values": [{}]},
         "transform": [{"calculate": "at", "as": parameter}],
-        "mark": {"type": "rule", "strokeWidth": 2, "clip": True, "color": PALETTE[5]},
+        "mark": {"type": "rule", "strokeWidth": 2, "clip": True, "color": GREY},
         "encoding": {"x": {"field": parameter, "type": "quantitative"}},
     }
     for part in spec["vconcat"]:
@@ -222,7 +222,7 @@ def dbscan_eps(phases: Phases) -> LayerPicture:
     return LayerPicture(
         layer=[
             at.mark_rule(strokeDash=[4, 3]),
-            bars.encode(color=alt.value(PALETTE[0]), opacity=alt.Opacity("opacity:Q", scale=None)),
+            bars.encode(color=alt.value(GREY), opacity=alt.Opacity("opacity:Q", scale=None)),
             at.mark_point(**_CHOICE).encode(y=y),
         ],
         title=alt.TitleParams(title, subtitle=[choice, "faint: fewer than 90 % of steps are in a cluster"]),
@@ -233,7 +233,7 @@ def dbscan_eps(phases: Phases) -> LayerPicture:
 
 
 def hdbscan_tree(phases: Phases) -> LayerPicture:
-    """Return the condensed tree: clusters by distance, the chosen ones in blue.
+    """Return the condensed tree: clusters by distance, the chosen ones dark.
 
     The width of a cluster is the number of its steps; it reaches from the distance at which it leaves its parent down
     to that at which it splits.
@@ -247,7 +247,7 @@ def hdbscan_tree(phases: Phases) -> LayerPicture:
     wide = (pl.col("right") - pl.col("left")) / blocks["right"].max()
     rows = blocks.with_columns(
         about=pl.format("{} of {}", pl.when("chosen").then(pl.lit("a phase")).otherwise(pl.lit("a cluster")), "size"),
-        colour=pl.when("chosen").then(pl.lit(PALETTE[0])).otherwise(pl.lit(GREY)),
+        colour=pl.when("chosen").then(pl.lit("#4d4d4d")).otherwise(pl.lit("#bdbdbd")),
         ink=pl.when("chosen").then(pl.lit("white")).otherwise(pl.lit("black")),
         text=pl.when((wide > 0.05) & (deep > 0.06)).then(
             pl.col("steps").map_elements("{:,}".format, return_dtype=pl.String)
@@ -256,7 +256,7 @@ def hdbscan_tree(phases: Phases) -> LayerPicture:
         down=(pl.col("top") * pl.col("bottom")).sqrt(),
     )
     count = int(blocks["chosen"].sum())
-    choice = f"{count} of {plural(blocks.height, 'cluster')} {'is a phase' if count == 1 else 'are phases'} (blue)"
+    choice = f"{count} of {plural(blocks.height, 'cluster')} {'is a phase' if count == 1 else 'are phases'} (dark)"
     title = titled(phases, "HDBSCAN: condensed tree")
     whole, bare = alt.Axis(grid=False, tickMinStep=1, format=",d"), alt.Axis(grid=False)
     x = alt.X("left:Q", title="steps", axis=whole).scale(nice=False)

@@ -15,7 +15,10 @@ from tpunb.frames import Phases
 from tpunb.text import cut, plain, plural
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # Okabe and Ito, 2008
-PHASE_COLOURS = (*PALETTE, "#F0E442", "#6A51C9", "#8F2D56", "#8A9A2B", "#B7A6F2", "#2E6F62")  # of the longest phases
+PHASE_COLOURS = (  # of the longest phases: none is an account's, and the first six differ in grey, too
+    *("#12cfc6", "#093fa2", "#908712", "#90ea99", "#51a2f3", "#993f51"),
+    *("#6387b4", "#515100", "#63c699", "#2d517e", "#87995a", "#90cf5a"),
+)
 NOISE, OTHERS, GREY = "#8c8c8c", "#7f6a4d", "#7f7f7f"
 INK = "currentColor"  # text colour of the page
 HOSTS = 8  # at most in one chart
@@ -60,7 +63,7 @@ def titled(phases: Phases, text: str) -> str:
 
 
 def colours(phases: Phases) -> dict[int, str]:
-    """Return a colour for each of the 12 longest phases, six of them for colour-blind readers; one for all others."""
+    """Return a colour for each of the 12 longest phases, which colour-blind readers tell apart; one for all others."""
     real = [phase for phase in phases.names if phase >= 0]
     hues = dict(zip(real, PHASE_COLOURS, strict=False))
     return {phase: hues.get(phase, OTHERS) for phase in real} | {-1: NOISE}
