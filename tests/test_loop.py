@@ -386,6 +386,17 @@ def test_steps_of_a_loop_are_found_in_another_thread_unless_a_window_runs(progra
     assert (program.clock.count, places) == (8, [threading.get_ident()])
 
 
+def test_a_window_has_its_boundaries_where_events_are_far_apart(program):
+    """Where a batch takes longer than the rest after which events are written: no window began there."""
+    boundaries = []
+    program.clock.boundary = lambda: boundaries.append(program.now_ns)
+    program.clock.is_traced = lambda: True
+    for _ in range(4):
+        program.now_ns += 10 * LIMITS.events_rest_ns
+        program.call("step")
+    assert len(boundaries) >= 3
+
+
 def test_a_loop_folds_its_events_itself_where_nothing_takes_steps(program, monkeypatch):
     monkeypatch.setattr(loop_module, "LIMITS", replace(LIMITS, most_noted=10, few_noted=0))
     for _ in range(100):

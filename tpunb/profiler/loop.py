@@ -223,17 +223,18 @@ class Loop:
             self._note(event)
             return
         with self._lock:  # else another thread may fold it
-            self._note(event)
+            self._note(event, settles=False)  # which folds it without the source
             begins = self.catch_up()
         if begins:
             self.clock.boundary()
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: Event, *, settles: bool = True) -> None:
         if self.clock.is_closed or self.failure is not None:
             return
         self._noted.append((get_ident(), event))
         noted, since_ns = len(self._noted), event.end - self._folded_ns
-        if noted > LIMITS.most_noted or (noted <= LIMITS.few_noted and since_ns >= LIMITS.events_rest_ns):
+        lasts = noted > LIMITS.most_noted or (noted <= LIMITS.few_noted and since_ns >= LIMITS.events_rest_ns)
+        if settles and lasts:
             self._settle()
 
     @_harmless
