@@ -7,7 +7,7 @@ import sys
 import time
 import tomllib
 from contextlib import ExitStack, redirect_stdout
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import chain
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from examples import is_thorough
 from fake_cloud import FakeCloud
 from training_worker import worker
 
+import tpunb as tp
 from tpunb.profiler.capture import Status
 from tpunb.profiler.service_client import ProfilerClient
 from tpunb.profiler.sources import address as address_module
@@ -250,6 +251,20 @@ def test_the_license_is_complete():
 def test_the_version_is_the_same_everywhere():
     assert f"\nversion: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\n## {PROJECT['version']}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_pictures_show_what_the_sample_shows():
+    """If this fails: ``python docs/pictures/draw.py``."""
+    pictures = ROOT / "docs" / "pictures"
+    spec = spec_from_file_location("draw", pictures / "draw.py")
+    draw = module_from_spec(spec)
+    spec.loader.exec_module(draw)
+    assert (pictures / "shown.txt").read_text().strip() == draw.shown()
+
+
+def test_the_verdict_in_the_first_lines_is_that_of_the_sample():
+    sentence = tp.analysis.verdict(tp.phases(tp.sample("slow_loader"))).sentence
+    assert sentence in (ROOT / "README.md").read_text(encoding="utf-8")[:1500].replace("\n", " ")
 
 
 def test_pictures_are_small():

@@ -27,7 +27,8 @@ from tpunb.testing import toy_steps
 T0 = 1_700_000_000_000_000_000  # when the toys began, in nanoseconds since 1970
 MS = 1_000_000  # nanoseconds
 OWN = ["keras_cnn", "keras_transformer"]
-SAMPLES = sorted([*OWN, "pod", *RECORDED])
+LOADERS = ["slow_loader", "slow_loader_repaired"]
+SAMPLES = sorted([*OWN, *LOADERS, "pod", *RECORDED])
 
 
 @pytest.fixture(autouse=True)
@@ -842,3 +843,18 @@ def test_a_copy_of_a_run_is_left_out_of_a_list_of_runs(tmp_path):
         profile = tp.load([sample.source, copy])
     assert profile.windows["host"].n_unique() == 1
     assert len(tp.steps(profile)) == len(tp.steps(sample))
+
+
+def test_the_slow_sample_has_a_waste_a_line_and_a_remedy_and_the_repaired_one_what_it_gained():
+    slow, repaired = map(tp.sample, LOADERS)
+    judged = tp.analysis.verdict(tp.phases(slow))
+    assert (judged.cause, judged.account, judged.healthy) == ("T101", "data loading", False)
+    assert "mostly train.py:21 in __getitem__ ← urlopen. Give the DataLoader workers: `DataLoader(" in judged.sentence
+    line = (folder_of("slow_loader").parent / "train.py").read_text().splitlines()[20]
+    assert "urlopen(" in line
+    assert tp.analysis.verdict(tp.phases(repaired)).healthy
+    changed = tp.compare(slow, repaired)
+    gained = -changed.accounts.row(0, named=True)["change_ps"]
+    assert changed.accounts["account"][0] == "data loading"
+    assert 0.8 * judged.saves_ps < gained <= judged.saves_ps
+    assert changed.b.steps.wall.span_ps < 0.5 * changed.a.steps.wall.span_ps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import zip_longest
@@ -144,6 +145,7 @@ def block(
     The method is folded unless it has a `curve` (HTML).
     """
     first, *quiet = map(safe, lines)
+    first = re.sub("`([^`]+)`", r"<code>\1</code>", first)
     warnings = "".join(f'<p class="tpunb-note" role="note">{safe(note)}</p>' for note in notes)
     beside = f'<p class="tpunb-quiet">{"<br>".join(quiet)}</p>' if quiet else ""
     below = f"<summary>{title}</summary><p>{'<br>'.join(map(safe, method))}</p>{curve}"

@@ -32,7 +32,9 @@ class Accounts {
 
   show({ lines, parts, advice }) {
     this.explorer.advise(advice);
-    [this.verdict.textContent] = lines;
+    const [, answer, remedy] = (lines[0] ?? "").match(/^(.*?[.])((?: [A-Z].*)?)$/s) ?? [null, lines[0] ?? "", ""];
+    const inline = (text) => text.split(/`([^`]+)`/).map((part, at) => (at % 2 ? make("code", {}, part) : part));
+    this.verdict.replaceChildren(make("span", { class: "tpunb-answer" }, inline(answer)), ...inline(remedy));
     this.bar.put({ accounts: parts });
     const key = ({ account, colour, time, about }) => make("button", { type: "button", class: "tpunb-button", title: about,
       "aria-pressed": String(account === this.chosen), onclick: () => this.pick(account) },

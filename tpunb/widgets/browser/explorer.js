@@ -92,7 +92,7 @@ class Explorer extends Panel {
       "aria-label": `Explorer of phases${frame.name ? `: ${frame.name}` : ""}` },
       frame.pictures ? make("style", {}, `[data-tpunb="${frame.pictures}"]{display:none}`) : null,
       make("header", {}, make("h3", {}, frame.name || "Phases of the run"), frame.accounts ? null : this.headline),
-      ...warnings, this.alert, this.accounts?.host ?? null, this.timeline.host, zoom, this.accounts?.details ?? null, this.runs, this.hosts?.host ?? null, this.advice,
+      this.alert, this.accounts?.host ?? null, ...warnings, this.timeline.host, zoom, this.accounts?.details ?? null, this.runs, this.hosts?.host ?? null, this.advice,
       make("section", { class: "tpunb-card tpunb-about", "aria-label": "Coverage and phases" }, make("h4", {}, "Phases"), this.top,
         make("div", { class: "tpunb-columns tpunb-shares" }, this.shares.host, this.table)),
       make("div", { class: "tpunb-two" }, this.facts.host, found), this.second?.host ?? null, this.buttons.host));
