@@ -494,6 +494,17 @@ _OF_STEPS = (
         evidence=f"the setting of PyTorch, and {_FULL}operations over 0.1 ms",
         source="https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html",
         no_fault="other processes of the job use the other processors"),
+    Cause(
+        "T311", None, "padding", when=(pl.col("padding") > 0.1) & _is("framework", "PyTorch"), saves=pl.col("padding"),
+        sentence="The steps compute padding for {took}, if all positions of a batch take as long: all batches have one "
+        "width, and their masks leave the rest out",
+        remedies=(
+            Remedy(
+                "pad each batch to its longest text, and put texts of similar length into one batch",
+                "DataCollatorWithPadding(tokenizer)", before='tokenizer(texts, padding="max_length")'),),
+        evidence="shapes of the batches, and how many elements of their masks are not 0",
+        source="https://huggingface.co/docs/transformers/pad_truncation: padding to the longest of a batch",
+        no_fault="what compiles the steps needs one shape, or the longest texts are in all batches"),
 )
 
 # -- what the program does beside its steps ----------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from tpunb.frames.steps import WallClock
 from tpunb.instrument.sink import What
 from tpunb.schema import ACCOUNTS, SPANS, UTILISATION, check
 from tpunb.signals import DATA_END, NEW_ITERATOR, WORKERS_START
+from tpunb.step_stats.batch_size import padding_of
 from tpunb.step_stats.boundaries import is_primitive
 from tpunb.step_stats.launches import sync_place
 from tpunb.step_stats.sample_places import WORKS
@@ -346,9 +347,9 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     in its first pass and later), ``importing`` (modules, by samples of preparation), ``refitting`` (around and before
     the steps of fits of one batch), ``stepping`` (steps without waits), ``dispatching`` (of it, what a compiled step
     would not take; see ``eager``), ``slowing`` (of steps, beyond those of the first quarter) and ``frozen`` (a model
-    without gradients, called at ``frozen_at``), ``double`` (what double precision costs at most) and ``unthreaded``
-    (what ``processors`` beyond the ``threads`` of PyTorch would save at most) the share of wall time, 0 to 1, and the
-    time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in bytes;
+    without gradients, called at ``frozen_at``), ``padding`` (of batches that all have one width), ``double`` (what
+    double precision costs at most) and ``unthreaded`` (what ``processors`` beyond the ``threads`` of PyTorch would save
+    at most) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in bytes;
     ``crowding``, the share of the processors that other programs used while none was free; ``eager``, what runs steps
     operation by operation; ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "thread"
     if code waits for one, "collector" if it collects garbage; ``collects``, "program" if that collects garbage itself;
@@ -411,6 +412,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     eager = _eager(phases.steps)
     taken["dispatching"] = round(taken["stepping"] * (1 - _in_kernels(phases.steps, eager)))
     frozen_at, taken["frozen"] = _frozen(run, phases.steps)
+    taken["padding"] = round(taken["productive"] * _padding(phases.steps))
     taken["double"] = taken["productive"] // 2 if _is_double(phases.steps) else 0
     taken["unthreaded"] = round(taken["productive"] * _unthreaded(phases.steps))
     taken["collecting"] = int(collecting["time_ps"].sum()) // run.hosts
@@ -518,6 +520,19 @@ def _operations(steps: Steps) -> float:
     named = run.names.rename({"id": "what"}).join(run.events.filter(event="call"), on=["host", "what"])
     of_library = [What(*what).is_part_of_steps for what in named.select("library", "module", "name").iter_rows()]
     return int(named.filter(pl.Series(of_library, dtype=pl.Boolean))["count"].sum()) / max(steps.frame.height, 1)
+
+
+def _padding(steps: Steps) -> float:
+    """Return the share of padding in the batches of a run, as their masks have it; 0 where they differ in width."""
+    if steps.read_run_events is None:
+        return 0.0
+    run = steps.read_run_events()
+    texts = run.signatures.select("host", "returns", arrays="id")
+    fetched = run.events.filter(event="fetch").drop_nulls("number").join(texts, on=["host", "arrays"])
+    sums = fetched.group_by("returns").agg(pl.len(), pl.col("number").sum())
+    found = [each for row in sums.iter_rows() if (each := padding_of(*row)) is not None]
+    positions = sum(each[1] for each in found)
+    return sum(each[2] for each in found) / positions if len({each[0] for each in found}) == 1 else 0.0
 
 
 @memoised

@@ -63,7 +63,7 @@ def titled(phases: Phases, text: str) -> str:
 
 
 def colours(phases: Phases) -> dict[int, str]:
-    """Return a colour for each of the 12 longest phases, which colour-blind readers tell apart; one for all others."""
+    """Return a colour for each of the 12 longest phases, which differ for colour-blind readers; one for all others."""
     real = [phase for phase in phases.names if phase >= 0]
     hues = dict(zip(real, PHASE_COLOURS, strict=False))
     return {phase: hues.get(phase, OTHERS) for phase in real} | {-1: NOISE}

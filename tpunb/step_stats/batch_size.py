@@ -47,6 +47,20 @@ def size_of(signature: Signature | None, kept: int | None = None) -> Size:
     return Size(samples, None if samples is None else _tokens(arrays, kept))
 
 
+def padding_of(signature: str, count: int, kept: int) -> tuple[int, int, int] | None:
+    """Return width, positions and padding of batches of one signature, whose masks keep so many elements; or None.
+
+    >>> padding_of("ids:int64[8,128], attention_mask:int64[8,128]", 2, 1024)
+    (128, 2048, 1024)
+    """
+    arrays = _arrays(signature)
+    ids = next((each.dims for each in arrays if not MASK.fullmatch(each.name) and is_ids(each.kind, each.dims)), None)
+    tokens = None if ids is None else _tokens(arrays, 0)
+    if ids is None or tokens is None or _tokens(arrays, None) is not None:
+        return None
+    return ids[1], count * prod(ids), kept if tokens else count * prod(ids) - kept
+
+
 def added(sizes: Sequence[Size | None]) -> Size:
     """Return the size of several batches: unknown if that of any is."""
     columns = ([None if size is None else size[at] for size in sizes] for at in range(2))
