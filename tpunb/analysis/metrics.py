@@ -349,7 +349,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     would not take; see ``eager``), ``slowing`` (of steps, beyond those of the first quarter) and ``frozen`` (a model
     without gradients, called at ``frozen_at``), ``padding`` (of batches that all have one width), ``double`` (what
     double precision costs at most) and ``unthreaded`` (what ``processors`` beyond the ``threads`` of PyTorch would save
-    at most) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in bytes;
+    at most) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an
+    hour, if steady, to ``memory`` in bytes;
     ``crowding``, the share of the processors that other programs used while none was free; ``eager``, what runs steps
     operation by operation; ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "thread"
     if code waits for one, "collector" if it collects garbage; ``collects``, "program" if that collects garbage itself;

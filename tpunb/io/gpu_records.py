@@ -34,7 +34,7 @@ def reading(source: str, form: str, hint: str) -> Iterator[None]:
     except BadProfile:
         raise
     except _DAMAGE as error:
-        raise BadProfile(f"{source}: a damaged {form}: {format_error(error)}", hint=hint) from error
+        raise BadProfile(f"{source}: damaged {form}: {format_error(error)}", hint=hint) from error
 
 
 def rows(tables: Tables, table: str) -> Iterator[Row]:
