@@ -88,3 +88,15 @@ def run_events(**rows):
     """Return the events of a run from rows of their tables."""
     frames = {name: getattr(schema, f"RUN_{name.upper()}") for name in RunEvents._fields}
     return RunEvents(**{name: pl.DataFrame(rows.get(name, []), of, orient="row") for name, of in frames.items()})
+
+
+def padded(phases, widths=(128,), kept=128):
+    """Phases of a loop of PyTorch whose batches are of these widths, and their masks keep so many elements of each."""
+    texts = [f"input_ids:int64[4,{width}], attention_mask:int64[4,{width}]" for width in widths]
+    run = run_events(
+        names=[("toy", 0, "torch", "", "DataLoader")],
+        signatures=[("toy", number, "", text, None) for number, text in enumerate(texts)],
+        events=[("toy", 1, at, at, "fetch", 0, None, None, at % len(texts), None, kept, 1, None) for at in range(8)],
+    )
+    frame = phases.steps.frame.with_columns(rule=pl.lit("gradients"))
+    return replace(phases, steps=replace(phases.steps, read_run_events=lambda: run, frame=frame))

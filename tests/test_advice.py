@@ -6,7 +6,20 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from advised_runs import BUSY, SAVES, UNKNOWN, S, accounted, fired, labelled, of_run, phased, run_events, slowing
+from advised_runs import (
+    BUSY,
+    SAVES,
+    UNKNOWN,
+    S,
+    accounted,
+    fired,
+    labelled,
+    of_run,
+    padded,
+    phased,
+    run_events,
+    slowing,
+)
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -504,6 +517,7 @@ OF_RUN = {
     "frozen model": ([], {}, 30),
     "double precision": ([], {}, 20),
     "few threads": ([], {}, None),
+    "padding": ([], {}, 30),
     "uneven ranks": ([(41, 20, "waiting for other ranks", "barrier")], {}, 20),
     "preparation": ([FIT], {}, 60),
 }
@@ -535,6 +549,8 @@ def with_facts(rule, phases):
         return with_frozen_model(phases)
     if rule == "double precision":
         return replace(phases, steps=replace(phases.steps, metadata={"dtype": "float64"}))
+    if rule == "padding":
+        return padded(phases)
     if rule == "few threads":
         steps, metadata = phases.steps, {"threads": "1", "processors": "2"}
         ops = steps.ops.unique(["host", "step"]).with_columns(self_ps=pl.lit(S, pl.Int64))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
-from advised_runs import SAVES, S, accounted, run_events, slowing
+from advised_runs import SAVES, S, accounted, padded, run_events, slowing
 from sampled_stacks import samples_of
 
 import tpunb as tp
@@ -226,22 +226,12 @@ def test_a_line_that_contains_the_training_is_no_place(events, contains):
 
 
 @pytest.mark.parametrize(
-    ("widths", "kept", "padded"), [((128, 128), 128, True), ((128, 64), 128, False), ((128,), 500, False)]
+    ("widths", "kept", "named"), [((128, 128), 128, True), ((128, 64), 128, False), ((128,), 500, False)]
 )
-def test_padding_is_a_waste_where_all_batches_have_one_width(widths, kept, padded):
-    texts = [f"input_ids:int64[4,{width}], attention_mask:int64[4,{width}]" for width in widths]
-    run = run_events(
-        names=[("toy", 0, "torch", "", "DataLoader")],
-        signatures=[("toy", number, "", text, None) for number, text in enumerate(texts)],
-        events=[("toy", 1, at, at, "fetch", 0, None, None, at % len(texts), None, kept, 1, None) for at in range(8)],
-    )
-    phases = accounted(wall_s=41)
-    named = replace(
-        phases.steps, read_run_events=lambda: run, frame=phases.steps.frame.with_columns(rule=pl.lit("gradients"))
-    )
-    found = verdict(replace(phases, steps=named))
-    assert (found.cause == "T311") is padded
-    assert ("30.0 s of 41.0 s" in found.sentence) is padded
+def test_padding_is_a_waste_where_all_batches_have_one_width(widths, kept, named):
+    found = verdict(padded(accounted(wall_s=41), widths, kept))
+    assert (found.cause == "T311") is named
+    assert ("30.0 s of 41.0 s" in found.sentence) is named
 
 
 @pytest.mark.parametrize(

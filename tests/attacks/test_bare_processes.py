@@ -23,7 +23,7 @@ print(run.path, run.status.state)
 """
 BY_CLOCK = f"{STAND_IN}\nopened = lambda: tp.capture(folder, source=StandIn(), schedule=tp.Schedule.ticks())\n{TRAINED}"
 """Without windows, for whose loops this user's processes have no compiled code."""
-LOOP = "import numpy as np; from tpunb.frames.sparse_loops import counts; counts(np.zeros(1, np.int32), 1)"
+LOOP = "import numpy as np; from tpunb.frames.sparse_loops import counts; counts(np.zeros(2_000_000, np.int32), 1)"
 """Compiles a loop."""
 
 

@@ -353,7 +353,8 @@ def timed(clock: Clock, kind: Callable[[], str | None], original: Callable[[Any]
         if isinstance(data, list) and len(data) == 1:  # of PyTorch
             return batches.of(stream, data[0])
         spec = getattr(data, "_type_spec", None) if first == last else None
-        return (None, None) if spec is None else spec.holds(batches, stream, data)
+        read = getattr(spec, "holds", None)  # of batches that are drawn here, not of several replicas
+        return (None, None) if read is None else read(batches, stream, data)
 
     def draw(epochs: Any) -> Any:
         first, last, data = original(epochs)

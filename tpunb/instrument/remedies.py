@@ -192,7 +192,7 @@ _SAVES = (torch.SAVE, *(keras.FILES[name] for name in ("save", "save_weights")))
 
 CHANGES: dict[Trial, Change] = {
     Trial.NONE: Change("the program as it is"),
-    Trial.WORKERS: Change(f"DataLoaders have {_WORKERS} workers, which are kept", {LOADER: _workers}),
+    Trial.WORKERS: Change("DataLoaders have two workers, which are kept", {LOADER: _workers}),
     Trial.KEPT_WORKERS: Change("workers of DataLoaders are kept", {LOADER: _kept_workers}),
     Trial.ROWS_AT_ONCE: Change("a batch of a TensorDataset is read at once", {FETCH_ROWS: _rows}),
     Trial.PARALLEL_MAPS: Change(
@@ -207,10 +207,10 @@ CHANGES: dict[Trial, Change] = {
     ),
     Trial.CALLED_MODEL: Change("the model is called on its batch, not by predict", {keras.METHODS["predict"]: _called}),
     Trial.RARE_EVALUATION: Change(
-        f"one evaluation in {_NTH} epochs", {keras.METHODS["fit"]: _evaluated_rarely}, "the other evaluations"
+        "one evaluation in five epochs", {keras.METHODS["fit"]: _evaluated_rarely}, "the other evaluations"
     ),
     Trial.RARE_SAVES: Change(
-        f"one save of {_SAVE}", {each: _each(_SAVE) for each in _SAVES}, "up to nine saves' time after a failure"
+        "one save of ten", {each: _each(_SAVE) for each in _SAVES}, "up to nine saves' time after a failure"
     ),
     Trial.KEPT_PROGRAMS: Change(
         "programs are kept from one run to the next",

@@ -34,7 +34,7 @@ from tpunb.profiler.window_cost import TimedStep
 from tpunb.profiler.windows import RawWindowPolicy, ReducedWindow, WindowResponse, window_facts
 from tpunb.schema import STANDING
 from tpunb.signals import Spent
-from tpunb.step_stats.batch_size import throughput
+from tpunb.step_stats.batch_size import Size
 from tpunb.text import format_error
 
 try:
@@ -72,7 +72,7 @@ class RunRecorder:
         self._load = ProcessLoad()
         self.programs = ProgramKeeper(writer, self.reducer.programs)
         self.productive_ns = 0  # about: by the median of recent steps
-        self._trained = deque[tuple[str, int, int | None, int | None]](maxlen=LIMITS.latest_steps)
+        self._trained = deque[tuple[int, Size | None]](maxlen=LIMITS.latest_steps)  # time and size of each step
         self._recent_ns: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=LIMITS.typical_steps))
 
     @property
@@ -105,7 +105,7 @@ class RunRecorder:
                 exclusive_ns = record.end_ns - record.start_ns - (record.input_ns or 0) - (record.callbacks_ns or 0)
                 if record.kind.partition(" ")[0] == "train":
                     dur_ps = (record.end_ns - record.start_ns) * 1000
-                    self._trained.append(("", dur_ps, *(record.size or (None, None))))
+                    self._trained.append((dur_ps, record.size))
                 recent = self._recent_ns[record.kind]
                 recent.append(exclusive_ns)
                 self.productive_ns += max(0, round(min(exclusive_ns, median(recent))))
@@ -121,8 +121,12 @@ class RunRecorder:
 
     def throughput(self) -> dict[str, float | None]:
         """Return samples and tokens per second of step time in the latest training steps."""
-        columns = {name: schema.STEPS[name] for name in ("host", "dur_ps", "samples", "tokens")}
-        return pl.DataFrame([*self._trained], columns, orient="row").select(throughput()).row(0, named=True)
+        trained, rates = [*self._trained], dict[str, float | None]()  # no table: a forked process cannot make one
+        for at, name in enumerate(Size._fields):
+            counted = [(dur_ps, size[at]) for dur_ps, size in trained if size is not None and size[at] is not None]
+            dur_ps = sum(each[0] for each in counted)
+            rates[f"{name}_per_s"] = sum(each[1] or 0 for each in counted) / dur_ps * 1e12 if dur_ps else None
+        return rates
 
     def sample_load(self) -> None:
         """Record the load of the process; for one thread."""

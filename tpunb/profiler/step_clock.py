@@ -403,8 +403,10 @@ class StepClock:
         start_ns = self.enter("data loading")
         try:
             batch = function(source)
-            if holds is not None:
-                arrays, kept = holds(id(source), batch)
+            try:
+                arrays, kept = (None, None) if holds is None else holds(id(source), batch)
+            except Exception:  # noqa: BLE001  a batch that is not understood ends no training
+                arrays, kept = None, None
             return batch
         except StopIteration:
             end_of = END_OF_DATA

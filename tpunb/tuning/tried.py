@@ -26,7 +26,7 @@ from tpunb.errors import TpunbError
 from tpunb.frames import Phases
 from tpunb.instrument.remedies import CHANGES, Trial
 from tpunb.io.run_folder import COMMAND, RUN, TRIED
-from tpunb.text import cut, duration, plain
+from tpunb.text import cut, duration, plain, plural
 from tpunb.training.tried_process import OUTPUT, REFUSED, TRIAL, Plan
 from tpunb.tuning.racing import FEWEST_PAIRS, Race, RaceResult
 
@@ -212,7 +212,7 @@ def _mirror(home: Path, scratch: Path) -> None:
             count += 1
             if count > _MOST_FILES:
                 raise TpunbError(
-                    f"{home} holds more than {_MOST_FILES:,} files, and each trial runs in a copy of it",
+                    f"{home} holds over {plural(_MOST_FILES, 'file')}, and each trial runs in a copy of it",
                     hint="run it from the folder of the program, or with --writes-again",
                 )
             with suppress(OSError):  # a socket, or a file that goes meanwhile
