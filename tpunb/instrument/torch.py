@@ -53,7 +53,8 @@ def _batches(sink: Sink, stack: ExitStack) -> None:
         clock.metadata.setdefault("data", data)
         if clock.loads:
             return original(self)
-        anew = workers and not getattr(self, "persistent_workers", True)
+        is_kept = getattr(self, "persistent_workers", True) and getattr(self, "_iterator", None) is not None
+        anew = workers and not is_kept
         detail = WORKERS_START if anew else "start of a DataLoader"
         with clock.within("data loading", detail, what=What.of("torch", original)):
             return original(self)
