@@ -19,7 +19,7 @@ from tpunb.instrument.profiler_sessions import Sessions
 from tpunb.instrument.registry import Evidence, Library, Priority, around, loaded, wrapped
 from tpunb.instrument.sink import NEW_FUNCTION, Signature, Sink, What
 
-LIBRARY = Library("jax", "jax", ("0.4.35", "0.10.2"))
+LIBRARY = Library("jax", "jax", ("0.4.35", "0.12.0"))
 
 _FIRST_CALLS = 3  # of a function, whose arrays are described
 _LEAVES = 16  # of a result, of which the smallest is kept
