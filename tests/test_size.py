@@ -17,7 +17,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "cluster": 2_090,
     "costs": 1_260,
     "frames": 1_675,
-    "instrument": 2_695,
+    "instrument": 2_700,
     "io": 6_010,
     "profiler": 5_450,
     "protobuf": 390,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_185,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 67_120, 282  # of the package without studies: all lines; modules
+LINES, FILES = 67_130, 282  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
