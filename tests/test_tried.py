@@ -9,15 +9,20 @@ import zipfile
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
+import psutil
 import pytest
+from capture_loops import until
 
 import tpunb as tp
 from tpunb.analysis import CAUSES
 from tpunb.analysis.advice import candidates
 from tpunb.instrument import remedies
 from tpunb.io.run_folder import COMMAND, TRIED
+from tpunb.profiler import child_capture
+from tpunb.training import tried_process
 from tpunb.training.tried_process import Guard, Plan
 from tpunb.tuning import tried as trials
 from tpunb.tuning.tried import Tried
@@ -153,6 +158,27 @@ def test_maps_of_tensorflow_give_the_same_elements(changed):
     assert [int(each) for each in tf.data.Dataset.range(20).map(lambda n: n * n)] == [n * n for n in range(20)]
 
 
+def test_both_ends_name_one_variable():
+    assert child_capture.TRIAL == tried_process.TRIAL
+
+
+@pytest.mark.live
+def test_what_a_trial_started_ends_with_it(tmp_path):
+    program = f"trap '' INT; sleep 600 & echo $! > {tmp_path}/child; touch {tmp_path}/begun; wait; sleep 600"
+    process = subprocess.Popen(["sh", "-c", program], start_new_session=True)
+    until((tmp_path / "begun").exists)
+    with patch.object(trials, "_STOPS_S", 0.0):
+        assert trials._wait(process, 0.0)
+    until(lambda: is_over(int((tmp_path / "child").read_text())))
+
+
+def is_over(process):
+    try:
+        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 # -- what a trial may write --------------------------------------------------------------------------------------------
 
 
@@ -230,6 +256,18 @@ def test_what_is_refused(places, event, arguments):
     given = tuple(each.format(home) if isinstance(each, str) else each for each in arguments)
     with pytest.raises(PermissionError):
         guard.audit(event, given)
+
+
+@pytest.mark.parametrize("event", ["open", "os.chmod", "os.truncate"])
+def test_a_link_that_leads_to_a_file_of_the_user_is_refused(places, tmp_path, event):
+    home, _, guard = places
+    link = tmp_path / "temporary"
+    link.mkdir()
+    (link / "to").symlink_to(home / "train.py")
+    arguments = (str(link / "to"), "w", 0o1) if event == "open" else (str(link / "to"), 0, -1)
+    with pytest.raises(PermissionError):
+        guard.audit(event, arguments)
+    guard.audit("os.remove", (str(link / "to"), -1))  # of the link alone
 
 
 def test_reading_is_allowed(places):

@@ -21,7 +21,8 @@ _SMALL = 1024  # elements of one
 _LARGEST = 500_000_000  # bytes of parameters that are kept
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
 _TARGETS = {"os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,)}  # places of the paths that change; of others: 0
-_CHANGES = {"os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "os.utime", "shutil.rmtree", *_TARGETS}
+_OF_LINKS = {"os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", *_TARGETS}  # which change a link, not its target
+_CHANGES = {"os.truncate", "os.chmod", "os.chown", "os.utime", "os.setxattr", *_OF_LINKS}
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
 
 
@@ -58,7 +59,7 @@ class Guard:
             return
         for path in paths:
             if isinstance(path, str | bytes | os.PathLike):
-                self.check(os.fsdecode(path), follows=event == "open")
+                self.check(os.fsdecode(path), follows=event not in _OF_LINKS)
 
     def opened(self, file: Any, mode: str) -> Any:
         """Return a file that a library opens, perhaps in another language, unless it must not be written."""
@@ -76,6 +77,7 @@ class Guard:
             with suppress(OSError):
                 shutil.copyfile(target, path)
         real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
+        real = os.path.realpath(path) if follows else real
         if path.startswith(_SYSTEM) or f"{os.sep}__pycache__{os.sep}" in real:
             return
         within = [each for each in (*self._allowed, self._home) if real == each or real.startswith(each + os.sep)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -170,6 +171,7 @@ class _Program:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
             stopped = _wait(process, seconds)
         text = (folder / "output.txt").read_text(errors="replace").strip()
@@ -183,7 +185,7 @@ class _Program:
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float | None) -> bool:
-    """Wait for a process, interrupt it after so many seconds, and return whether it was; never leave it behind."""
+    """Wait for a process, interrupt it after so many seconds, and return whether it was; leave none that it started."""
     try:
         process.wait(seconds)
         return False
@@ -193,9 +195,9 @@ def _wait(process: subprocess.Popen[bytes], seconds: float | None) -> bool:
             process.wait(_STOPS_S)
         return True
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        with suppress(ProcessLookupError, PermissionError):  # all have ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _mirror(home: Path, scratch: Path) -> None:
@@ -262,6 +264,7 @@ def try_remedies(
     """
     begun_s = time.monotonic()
     words, home = (list(command), Path.cwd()) if command else _command(run)
+    say(f"runs in turns in {'copies of ' * (not writes_again)}{plain(str(home))}: {plain(cut(shlex.join(words), 200))}")
     with tempfile.TemporaryDirectory(prefix="tpunb-try-", ignore_cleanup_errors=True) as folder:
         program = _Program(words, home, Path(folder), writes=writes_again)
         first = program.run(seconds=budget_s / _PART)
