@@ -5,6 +5,7 @@ import warnings
 from types import SimpleNamespace
 
 import pytest
+from capture_loops import train
 from optional import lazy
 
 import tpunb as tp
@@ -22,6 +23,17 @@ def test_names_of_trackers_are_checked_at_once():
     with pytest.raises(ValueError, match="Got 'mlflow' instead"):
         Trackers("mlflow", None)
     assert not Trackers([], None)
+
+
+@pytest.mark.live
+def test_a_verdict_that_cannot_be_made_ends_no_training(tmp_path, monkeypatch):
+    monkeypatch.setattr("tpunb.analysis.report", lambda _: {}["no such thing"])
+    with (
+        pytest.warns(RuntimeWarning, match="the trackers get no verdict: KeyError"),
+        tp.capture(tmp_path / "run", to=["prometheus"]) as run,
+    ):
+        train(run, range(3))
+    assert tp.load(tmp_path / "run").state == "finished"
 
 
 def test_prometheus_gets_a_text_file(tmp_path):

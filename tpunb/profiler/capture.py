@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import polars as pl
 
 from tpunb import signals
-from tpunb.errors import CaptureBusy, TpunbError, check_whole, wrong_type
+from tpunb.errors import CaptureBusy, TpunbError, check_whole, warn_user, wrong_type
 from tpunb.instrument import jax, listening, tensorflow, torch
 from tpunb.instrument.batches import Batches
 from tpunb.instrument.profiler_sessions import ProfilerArbiter
@@ -31,6 +31,7 @@ from tpunb.profiler.session import CaptureSession, Status
 from tpunb.profiler.sources import TPU, Address, Local, Replay, Source, Torch
 from tpunb.profiler.trackers import Trackers
 from tpunb.signals import DATA_END
+from tpunb.text import format_error
 from tpunb.training.files import guard
 
 if TYPE_CHECKING:
@@ -343,9 +344,11 @@ def _send_verdict(session: CaptureSession) -> None:
         return
     from tpunb.analysis import report  # groups the steps: only for those who ask
 
-    with suppress(TpunbError, OSError):
+    try:
         found = report(session.writer.source)
         session.trackers.send(found.to_metrics(), session.clock.count, found.content["verdict"]["sentence"])
+    except Exception as error:  # noqa: BLE001  a verdict that cannot be sent ends no training
+        warn_user(f"the trackers get no verdict: {format_error(error)}", RuntimeWarning, 3)
 
 
 def _begin(session: CaptureSession, stack: ExitStack) -> None:
