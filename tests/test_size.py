@@ -11,7 +11,7 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 6_120,
+    "analysis": 6_125,
     "charts": 1_730,
     "checkpoint": 1_880,
     "cluster": 2_090,
@@ -19,7 +19,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "frames": 1_675,
     "instrument": 2_700,
     "io": 6_010,
-    "profiler": 5_450,
+    "profiler": 5_455,
     "protobuf": 390,
     "root": 2_605,
     "step_stats": 3_280,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_185,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 67_130, 282  # of the package without studies: all lines; modules
+LINES, FILES = 67_140, 282  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -71,8 +71,8 @@ def _profile(folder: Location, files: dict[str, Location], name: str) -> Profile
     return run_folder.read(run, below, run_writer.keeper(str(run)))
 
 
-def run_row(profile: Profile) -> dict[str, Any]:
-    """Return a row of RUNS; a run without steps has no goodput and no phases."""
+def run_row(profile: Profile, *, flops: bool = True) -> dict[str, Any]:
+    """Return a row of RUNS; a run without steps has no goodput and no phases, one without its FLOPs no MFU."""
     metadata = {} if profile.stored is None else profile.stored.metadata
     row = {
         "started": None if profile.origin_ns is None else datetime.fromtimestamp(profile.origin_ns / 1e9, UTC),
@@ -93,6 +93,6 @@ def run_row(profile: Profile) -> dict[str, Any]:
         grouped = phases(steps)
     except NoSteps:
         return row
-    figures = rates_of(grouped, profile).frame.select("samples_per_s", "tokens_per_s", "mfu")
+    figures = rates_of(grouped, profile, flops=flops).frame.select("samples_per_s", "tokens_per_s", "mfu")
     share = goodput(grouped).ratio if profile.span_ps else None
     return {**row, "phases": len(grouped), "goodput": share, **next(figures.iter_rows(named=True), {})}

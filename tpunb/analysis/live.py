@@ -65,7 +65,7 @@ def _at(path: Path, name: str) -> Live:
     try:
         with warnings.catch_warnings(action="ignore"):
             profile = load(path)
-            row = run_row(profile)
+            row = run_row(profile, flops=False)
     except (TpunbError, OSError) as error:
         return Live(name, None, stands=False, line=f"{name}: {cut(format_error(error), 120)}")
     parts = ["steps were not counted" if row["steps"] is None else plural(row["steps"], "step")]

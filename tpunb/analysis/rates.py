@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 import polars as pl
@@ -28,7 +29,7 @@ from tpunb.frames.conversion import Tabular
 from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.steps import RunEvents
-from tpunb.instrument.sink import Signature
+from tpunb.instrument.sink import Signature, What
 from tpunb.protobuf.table import Messages
 from tpunb.step_stats.batch_size import Size, size_of, throughput
 from tpunb.text import cut, percent, plain, plural
@@ -87,7 +88,7 @@ class _Work:
     samples: float | None = None
     source: str = ""
     why: str | None = None
-    is_complete: bool = True  # else what is recomputed is not told apart
+    is_complete: bool = True  # else what is recomputed is not distinguished
 
 
 def rates(
@@ -135,8 +136,9 @@ def rates_of(
     tokens_per_step: int | None = None,
     attention: str = "full",
     device: str | Device | None = None,
+    flops: bool = True,
 ) -> Rates:
-    """Return the rates of phases, and of the profile that they are of, if that is known."""
+    """Return the rates of phases, and of the profile that they are of, if that is known; with `flops` reads windows."""
     if attention not in ("full", "causal"):
         raise ValueError(f"The attention parameter of rates must be 'full' or 'causal'. Got {attention!r} instead.")
     chip, note = peaks_of(grouped.steps, measure=False) if device is None else (_named(device), None)
@@ -148,7 +150,10 @@ def rates_of(
     estimated = frozenset(f"{name}_per_s" for name, source in sources.items() if source.startswith("the first call"))
     training = rows.filter(pl.col("trains"))
     kinds = training["kind"].unique().to_list()
-    works = {kind: _work(str(kind), grouped.steps, profile, events) for kind in rows["kind"].unique()}
+    programs, unread = cache(partial(_programs, profile)), _Work(why="FLOPs were not asked for")
+    works = {
+        kind: _work(str(kind), grouped.steps, events, programs) if flops else unread for kind in rows["kind"].unique()
+    }
     parts = [
         ("train", None, training),
         *((grouped.names[of], of, rows.filter(phase=of)) for of in grouped.frame["phase"]),
@@ -164,7 +169,7 @@ def rates_of(
     elif chip is None:
         reasons |= dict.fromkeys(("mfu", "hfu"), str(note))
     if not main.is_complete and not main.why:
-        again = "what is computed again is not told apart in the statistics of the profiler"
+        again = "the statistics of the profiler do not distinguish what is computed again"
         reasons |= dict.fromkeys(("model_flops", "flops_per_s", "mfu"), again)
     sources |= {"flops": main.source} if main.source else {}
     of_training = rows.filter(pl.col("kind").is_in(kinds))["tokens"]
@@ -245,15 +250,17 @@ def _kinds(text: str) -> list[str]:
 # -- FLOPs -------------------------------------------------------------------------------------------------------------
 
 
-def _work(kind: str, steps: Steps, profile: Profile | None, events: RunEvents | None) -> _Work:
+def _work(
+    kind: str, steps: Steps, events: RunEvents | None, programs: Callable[[], Mapping[str, pl.DataFrame]]
+) -> _Work:
     """Return the FLOPs of a step of a kind, by what shows them best."""
     frame = steps.frame.filter(pl.col("kind").cast(pl.String) == kind)
     if not steps.devices["flops"].count() and frame["flops"].count():
         dtype = _POLICIES.get(steps.metadata.get("dtype", ""), "f32")
         part = _Part(dtype, attention=False, part=None, flops=float(frame["flops"].max()))  # type: ignore[arg-type]
         return _Work([part], _number(frame["samples"].max()), "the graph of the step")
-    if events is not None and (programs := _programs(profile)):
-        return _of_programs(kind, frame, programs, events)
+    if events is not None and (found := programs()):
+        return _of_programs(kind, frame, found, events)
     if (of_operators := _of_operators(steps, frame)) is not None:
         return of_operators
     full = frame.filter(pl.col("traced") == "full").drop_nulls("flops")
@@ -307,7 +314,7 @@ def _of_programs(
         return _Work(why="its programs have no matrix products and no convolutions")
     named = {part.part for part in parts if part.flops}
     if {None, "recomputation"} <= named:
-        return _Work(why="XLA left products without names, so that recomputed ones are not told apart")
+        return _Work(why="XLA left products without names, so that recomputed ones cannot be distinguished")
     is_one = sum(calls.values()) == 1
     return _Work(parts, largest if is_one else None, "compiled programs, by XLA's rules")
 
@@ -316,7 +323,7 @@ def _calls(kind: str, frame: pl.DataFrame, events: RunEvents | None) -> dict[str
     """Return how often a step of a kind calls each function of the program, if it does in most."""
     if events is None or frame.is_empty():
         return {}
-    names = {number: (library, module) for _, number, library, module, _ in events.names.rows()}
+    names = {number: What(*what) for _, number, *what in events.names.rows()}
     keys = dict(events.keys.select("id", "name").rows())
     starts = frame.select(at="start_ps", until=pl.col("start_ps") + pl.col("dur_ps")).sort("at")
     called = events.events.filter(pl.col("event") == "call", pl.col("key").is_not_null()).sort("end_ps")
@@ -326,8 +333,8 @@ def _calls(kind: str, frame: pl.DataFrame, events: RunEvents | None) -> dict[str
     times = dict[str, float]()
     for (key, what), rows in placed.group_by("key", "what", maintain_order=True):
         name = keys.get(key)
-        library, module = names.get(what, (None, None))
-        if name is None or library != "jax" or str(module).partition(".")[0] in ("jax", "optax", "chex"):
+        function = names.get(what)
+        if name is None or function is None or function.library != "jax" or function.is_part_of_steps:
             continue
         of_kind = int(rows.filter("of_kind")["count"].sum())
         per_step = int(rows["count"].sum()) / len(frame)

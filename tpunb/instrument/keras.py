@@ -120,10 +120,8 @@ def _steps(sink: Sink, stack: ExitStack) -> None:
 
     def describe(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         with suppress(TypeError):  # arguments that Keras is about to refuse
-            clock.metadata = {
-                **clock.metadata,
-                **keras_metadata(model, *args[:3], **kwargs),
-            }  # libraries add to it, too
+            described = keras_metadata(model, *args[:3], **kwargs)
+            clock.metadata = clock.metadata | described  # a new one: another thread may read it
 
     def method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
