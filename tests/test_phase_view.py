@@ -140,7 +140,7 @@ def test_advice_names_its_phase_and_what_to_try():
     assert not any(piece.startswith("train") for piece in advice)  # the facts have its name
     (every, _) = [text for (text,) in phase_view.advised(tp.advise(tp.phases(found)), tp.phases(found))["rows"]]
     assert every.startswith("train: The device is idle for 50 % of the phase's step time without a known cause. Try: ")
-    assert every.endswith(". Saves up to 0.003 s of 9 ms step time.")
+    assert every.endswith(". Saves up to 3 ms of 9 ms step time.")
 
 
 def advice_of(phases, *rows):
@@ -168,7 +168,7 @@ def test_savings_are_seconds_of_the_run_time_from_one_percent_on():
     )
     assert shown == [
         "Saving took 1.2 s of 10.0 s (12 % of run time): 2 ms each. Try: go. Saves up to 1.2 s of 10.0 s run time.",
-        "train: It waits. Try: go. Saves up to 0.1 s of 10.0 s run time.",
+        "train: It waits. Try: go. Saves up to 100 ms of 10.0 s run time.",
         "train (slower): No step of it was traced in full. Try: go.",
     ]
 
@@ -188,7 +188,7 @@ def test_code_of_an_action_is_below_it_to_paste():
     action = "prefetch: `data = data.prefetch(2)`, `x<1`"
     (text,) = advice_of(phases, (*row[:6], action))
     assert text.split("\n") == [
-        "Input took 1 ms of 9 ms. Try: prefetch: data = data.prefetch(2), x<1. Saves up to 0.001 s of 9 ms step time.",
+        "Input took 1 ms of 9 ms. Try: prefetch: data = data.prefetch(2), x<1. Saves up to 1 ms of 9 ms step time.",
         "data = data.prefetch(2)",
         "x<1",
     ]

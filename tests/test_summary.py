@@ -80,9 +80,9 @@ def test_the_text_is_an_aligned_table():
 
 What to do
   train: The device is idle for 50 % of the phase's step time without a known cause. Try: run more steps per call, \
-fetch fewer values on the host. Saves up to 0.003 s of 9 ms step time.
+fetch fewer values on the host. Saves up to 3 ms of 9 ms step time.
   train (faster): The device is idle for 50 % of the phase's step time without a known cause. Try: run more steps per \
-call, fetch fewer values on the host. Saves up to 0.0015 s of 9 ms step time.
+call, fetch fewer values on the host. Saves up to 1.5 ms of 9 ms step time.
 
 Phases by share of step time without waits
   Phase           Id  Steps  Traced  Share (%)  Step (ms)  CV (% of mean)  Idle (% of step time)

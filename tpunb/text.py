@@ -160,17 +160,6 @@ def duration(picoseconds: float) -> str:
     return f"{seconds / size:.1f} {unit}" if seconds else "0 s"
 
 
-def rough(picoseconds: float) -> str:
-    """Return a time in two digits, in seconds up to two minutes.
-
-    >>> rough(990_000_000_000), rough(46_400_000_000), rough(12_345_000_000_000), rough(10**16)
-    ('0.99 s', '0.046 s', '12 s', '2.8 h')
-    """
-    seconds = picoseconds / 1e12
-    size, unit = (3600, "h") if seconds >= 7200 else (60, "min") if seconds >= 120 else (1, "s")
-    return f"{float(f'{seconds / size:.2g}'):,.12g} {unit}"
-
-
 def plain(text: str) -> str:
     """Return `text` without the characters that command a terminal, turn a line around or end it."""
     return "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)

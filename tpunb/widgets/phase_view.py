@@ -22,7 +22,7 @@ from tpunb.frames import Phase, Phases, Profile
 from tpunb.frames.export import segments
 from tpunb.frames.nearest import nearest_checkpoint
 from tpunb.schema import ACCOUNTS
-from tpunb.text import OF_STEPS, cut, duration, percent, plain, plural, rough, share_of_steps, short_time
+from tpunb.text import OF_STEPS, cut, duration, percent, plain, plural, share_of_steps, short_time
 from tpunb.widgets.table import ROWS, Table, figure, measured, table
 
 RUNS = 100
@@ -256,7 +256,7 @@ def advised(advice: pl.DataFrame, phases: Phases, most: int = _PIECES, *, captio
     for phase, saves_ps, sentence, action in worth["phase", "saves_ps", "sentence", "action"].iter_rows():
         parts = None if phase is None else _ADVICE.fullmatch(sentence)  # the run's begin with what took the time
         observed = sentence if parts is None else f"{parts['of']}: " * (caption == "What to do") + parts["found"]
-        saved = "" if saves_ps is None else f" Saves up to {rough(saves_ps)} of {duration(whole)} {base}."
+        saved = "" if saves_ps is None else f" Saves up to {duration(saves_ps)} of {duration(whole)} {base}."
         pieces.append("\n".join([f"{observed} Try: {action.replace('`', '')}.{saved}", *_CODE.findall(action)]))
     return listed(caption, pieces)
 
