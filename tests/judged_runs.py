@@ -75,13 +75,14 @@ def judged(name):
                 truth["gain_s"] = json.loads(other.read("truth.json"))["wall_s"] - truth["wall_s"]
         with warnings.catch_warnings(action="ignore"):
             try:
-                return _judged(tp.load(temporary), {key: value for key, value in truth.items() if value is not None})
+                return checked(tp.load(temporary), {key: value for key, value in truth.items() if value is not None})
             except NoSteps as error:
                 needs_steps = ("steps", "evaluations", "accounts", "cause", "healthy")
                 return {check: False for check in needs_steps if truth.get(check)}, str(error)
 
 
-def _judged(run, truth):
+def checked(run, truth):
+    """Return whether each check of a run holds, and its sentence, if one of them needs it."""
     steps, checks = tp.steps(run), {}
     kinds = steps.frame["kind"].to_list()
     if "steps" in truth:
@@ -90,7 +91,7 @@ def _judged(run, truth):
         checks["evaluations"] = kinds.count("eval") == truth["evaluations"]
     if not _OF_THE_TIME.intersection(key for key, value in truth.items() if value):
         return checks, ""
-    phases = tp.phases(steps)
+    phases = run if isinstance(run, tp.Phases) else tp.phases(steps)
     goodput, answer = tp.goodput(phases), verdict(phases)
     if accounts := truth.get("accounts"):
         checks["accounts"] = all(_holds(goodput, [account], seconds) for account, seconds in accounts.items())
