@@ -124,8 +124,8 @@ def test_a_profile_without_metrics_has_no_advice():
     "figures",
     [
         {"infeed": 0.1},
-        {"collective": 0.3},
-        {"idle": 0.1, "device": 0.9},
+        {"collective": 0.019},
+        {"idle": 0.019, "device": 0.981},
         {**BUSY, "mxu_util": 0.3},  # of the memory nothing is known
         {**BUSY, "mxu_util": 0.3, "hbm_util": float("nan")},
         {**BUSY, "mxu_util": 0.6, "hbm_util": 0.2},
@@ -190,7 +190,7 @@ def test_what_the_host_reads_late_is_no_idle_time_without_a_cause():
     assert "The host waits for the device in aten::item, and launches" in answer["sentence"][0]
 
 
-@pytest.mark.parametrize("share", [0.04, 0.4])
+@pytest.mark.parametrize("share", [0.01, 0.4])
 def test_advice_reads_raw_windows_only_for_a_place_that_it_names_and_needs_none(share):
     asked = []
 
@@ -285,7 +285,7 @@ def test_which_operations_format_data(op, category, counts):
 
 def test_device_time_is_divided_by_self_time_for_any_number_of_devices():
     ops = [("Reshape", "device", None, 4 * 0.2), ("fusion", "device", None, 4 * 0.2)]  # of four devices
-    phases = phased("a", a={"device": 0.4, "idle": 0.05}, ops={"a": ops})
+    phases = phased("a", a={"device": 0.4, "idle": 0.01}, ops={"a": ops})
     assert fired(phases) == {(0, "formatting"): pytest.approx(0.2)}
     assert fired(phased("a", ops={"a": ops})) == {}  # how long they were busy is unknown
 
@@ -462,7 +462,7 @@ def test_advice_for_the_samples():
 REAL = {
     "tpu-v2-8_resnet50.overview_page.json": {"memory"},
     "tpu-v6e-4_jax_host-offload.xplane.pb": {"copies"},
-    "gpu-mi300x_jax_conv.xplane.pb": {"idle"},
+    "gpu-mi300x_jax_conv.xplane.pb": {"idle", "formatting"},
     "gpu-v100_tf2_bert_steps.xplane.pb": {"input"},
     "cpu_tf2_keras.trace.json.gz": {"input"},
 }

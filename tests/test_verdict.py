@@ -386,11 +386,32 @@ def sampled(*places):
 
 
 def test_the_line_of_most_samples_is_named_beside_the_callback():
-    assert "Slow.on_epoch_end, a.py:3 in f ← sleep." in sampled(*["a.py:3 in f ← sleep"] * 3, "b.py:1 in g")
-    assert "mostly Slow.on_epoch_end. " in sampled("a.py:3 in f ← sleep", "a.py:3 in f ← sleep")  # too few
+    assert "Slow.on_epoch_end, a.py:3 in f ← sleep." in sampled(*["a.py:3 in f ← sleep"] * 4, "b.py:1 in g")
+    assert "mostly Slow.on_epoch_end. " in sampled(*["a.py:3 in f ← sleep"] * 4)  # too few
 
 
 def test_of_lines_of_one_function_the_most_frequent_is_named():
     lines = ["a.py:3 in f", "a.py:4 in f", "a.py:4 in f", "b.py:1 in g", "c.py:1 in h", "a.py:5 in f"]
     assert "Slow.on_epoch_end, a.py:4 in f." in sampled(*lines)
     assert "mostly Slow.on_epoch_end. " in sampled("a.py:3 in f", "b.py:1 in g", "c.py:1 in h", "d.py:1 in i")
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ({"a.py:3 in f ← step": 37, "a.py:2 in f": 3}, ""),  # the step itself
+        (
+            {"a.py:3 in f": 20, "a.py:2 in f": 15, "b.py:1 in g": 5},
+            ", of it 50 % at a.py:3 in f and 38 % at a.py:2 in f",
+        ),
+        ({"a.py:3 in f ← backward": 30, None: 7, "a.py:2 in f": 3}, ", of it 75 % at a.py:3 in f ← backward"),
+        ({None: 36, "a.py:3 in f": 4}, ""),  # while devices compute
+        ({"a.py:3 in f": 2, "a.py:2 in f": 2}, ""),  # too few
+    ],
+    ids=str,
+)
+def test_a_healthy_run_names_the_lines_that_take_its_steps(samples, words):
+    places = [place for place, number in samples.items() for _ in range(number)]
+    phases = with_samples(accounted(wall_s=42), *enumerate(places))
+    found = verdict(phases).sentence
+    assert found == f"Healthy: 40.0 s of 42.0 s (95 % of run time) is productive training{words}."

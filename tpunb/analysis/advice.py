@@ -12,14 +12,14 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis.calls import call_metrics
-from tpunb.analysis.causes import CAUSES, NAMED_SHARE, SAVES, Cause, Remedy
+from tpunb.analysis.causes import CAUSES, LISTED_SHARE, NAMED_SHARE, SAVES, Cause, Remedy
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
 from tpunb.analysis.metrics import account_metrics, crowding_of_waits, phase_metrics, scale_metrics, traits
 from tpunb.analysis.roofline import Roofline, roofline
 from tpunb.analysis.run import Run, loaded
 from tpunb.analysis.run import phases as phases_of
 from tpunb.analysis.stragglers import Hosts, slow_ranks, why
-from tpunb.analysis.time_line import FEWEST_TRACED, INSIDE_STEPS
+from tpunb.analysis.time_line import FEWEST_SAMPLES, FEWEST_TRACED, INSIDE_STEPS
 from tpunb.costs.torch_cost import KINDS
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases, Steps
@@ -29,8 +29,7 @@ from tpunb.schema import ACCOUNTS, PEERS
 from tpunb.text import cut, duration, percent, plain, short, short_time
 
 _COUNTED = 0.9  # share of busy time with known FLOPs below which utilisation is a lower bound
-_LEAST_SAVING = 0.01  # share of all step time, or of wall time: advice that saves less is left out
-_FEWEST_SAMPLES, _PLACES = 3, 2  # in an account whose place is named; places that are together most of it
+PLACES = 2  # that are named, and are together most of an account
 _ONCE = ("preparation", "program startup", "checkpoint restore", "data loading", PEERS)  # also beside the training
 _TRAINED = 2  # steps, after which it trains
 _LATE = ("long startup", "preparation")  # causes of what is paid once
@@ -48,7 +47,7 @@ def advise(
     saved is an upper bound: all of the wait, or all time beyond a high utilisation. Rows of phases may concern the same
     time, so they do not add up; what the clock knows of the whole run is not listed again for its phases. Metrics of
     phases are those of the steps traced in full, extrapolated to all steps of the phase; causes with unknown metrics do
-    not apply. Phases without metrics come last, with nulls. Outliers count as a phase. Savings under 1 % of all step
+    not apply. Phases without metrics come last, with nulls. Outliers count as a phase. Savings under 2 % of all step
     time are left out. Of a capture without steps, advice on calls is of the time of its devices.
 
     Parameters
@@ -209,7 +208,7 @@ def _applied(level: str, sums: pl.DataFrame, run_ps: float, run: Goodput | None 
             continue
         applied = sums.with_columns(saves_ps=cause.saves.clip(0, 1) * pl.col("typical_ps")).filter(applies[cause.id])
         applied = applied.with_columns(saved=pl.col("saves_ps") / max(run_ps, 1))
-        applied = applied.filter((pl.col("saved") >= _LEAST_SAVING).fill_null(True))
+        applied = applied.filter((pl.col("saved") >= LISTED_SHARE).fill_null(True))
         remedies = _remedies(cause, applied)
         for row, remedy in zip(applied.iter_rows(named=True), remedies, strict=True):
             saves_ps = None if row["saves_ps"] is None else round(row["saves_ps"])
@@ -349,7 +348,7 @@ def _cause_of(run: Goodput, account: str) -> list[str]:
     details = [
         name for name in of.filter(pl.col("time_ps") > half_ps)["detail"].drop_nulls() if not _is_around(run, name)
     ]
-    sampled = [place for place in _sampled_places(run, account, _PLACES) if not _is_around(run, place)]
+    sampled = [place for place in _sampled_places(run, account, PLACES) if not _is_around(run, place)]
     stalled = [place for place in at["place"].drop_nulls() if not _is_around(run, place)]
     return [*details[:1], *[place for place in sampled or stalled[:1] if place not in details]]
 
@@ -367,5 +366,5 @@ def _sampled_places(run: Goodput, account: str, most: int = 1) -> list[str]:
     by_function = places.group_by(function.fill_null(pl.col("place")).alias("of"), maintain_order=True)
     functions = by_function.agg(pl.col("share").sum(), pl.col("place").first()).sort("share", descending=True)
     found = functions.head(1 + int((functions["share"].cum_sum() <= 0.5).sum()))
-    is_named = places["samples"].sum() >= _FEWEST_SAMPLES and account != "step time deviation"
+    is_named = places["samples"].sum() >= FEWEST_SAMPLES and account != "step time deviation"
     return [*found["place"]] if is_named and found.height <= most else []

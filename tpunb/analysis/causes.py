@@ -56,8 +56,6 @@ class Cause:
         Account of ``tpunb.schema.ACCOUNTS`` whose time it is; None if it is of several, or of steps that compute.
     name
         Name, the ``rule`` of ``tpunb.schema.ADVICE``.
-    when
-        Condition.
     saves
         Largest share of the time of the run, or of the phase, that could be saved; null if unknown.
     sentence
@@ -72,12 +70,13 @@ class Cause:
         When it is none.
     of
         Level of its sums: "account", "run", "phase", "devices" (of phases), "roofline" (of phases), "call" or "host".
+    when
+        Condition, beside that it saves enough of the run to be listed.
     """
 
     id: str
     account: str | None
     name: str
-    when: pl.Expr
     saves: pl.Expr
     sentence: str
     remedies: tuple[Remedy, ...]
@@ -85,6 +84,7 @@ class Cause:
     source: str
     no_fault: str
     of: str = "run"
+    when: pl.Expr = pl.lit(value=True)  # noqa: RUF009 - an expression never changes
 
     @property
     def needs(self) -> list[str]:
@@ -123,17 +123,17 @@ def _is(column: str, *values: str) -> pl.Expr:
 
 NAMED_SHARE = 0.1
 """Share of run time from which a waste is one."""
+LISTED_SHARE = 0.02
+"""Share of run time from which a saving, or an account, is listed."""
 _UNKNOWN = pl.lit(None, pl.Float64)
 _HIGH = 0.7  # share of MXU peak or HBM bandwidth that XProf's smart suggestions call high
 _LOW = 0.5  # and low
-READS = 0.05
-"""Share of step time above which idle time after waits of the host for the device is advised upon."""
 _CLOCK = "clock of the host: "
 _FULL = "steps traced in full: "
 _XPROF = "XProf's smart suggestions: "
 
 _EVALUATES = pl.lit(0.2)  # of run time: what the program asks for is no waste
-_least = pl.when(pl.col("account") == "evaluation").then(_EVALUATES).otherwise(0.1)
+_least = pl.when(pl.col("account") == "evaluation").then(_EVALUATES).otherwise(NAMED_SHARE)
 _is_crowded = (pl.col("account") == "step time deviation") & pl.col("busy") & (pl.col("rest") < 0.25)
 
 _GENERAL = Cause(
@@ -195,16 +195,15 @@ _INPUT = (
 )
 _anew = (pl.col("anew") - pl.col("awaiting") > 0.05) | (pl.col("anew") > 0.2)
 _waiting = pl.col("loading") + pl.col("validating") - pl.sum_horizontal(
-    pl.when(_anew).then("anew").otherwise("of_arrays"), "starting",
-    *(pl.when(pl.col(name) > 0.05).then(name).otherwise(0) for name in ("ended", "restarting")),
+    pl.when(_anew).then("anew").otherwise("of_arrays"), "starting", "ended", "restarting"
 )
 _NO_AUTOTUNE = "options.autotune.enabled = False"  # of tf.data.Options, by data.with_options
 
 _OF_INPUT = (
     Cause(
         "T101", "data loading", "slow input",
-        when=(pl.col("refitting") == 0) & (_waiting > 0.1)
-        & ((_waiting * (1 - pl.col("crowding")) > 0.1) | (_waiting > pl.col("productive"))), saves=_waiting,
+        when=(pl.col("refitting") == 0)
+        & ((_waiting * (1 - pl.col("crowding")) > NAMED_SHARE) | (_waiting > pl.col("productive"))), saves=_waiting,
         sentence="Waiting for input took {took}{mostly}", remedies=_INPUT,
         evidence=f"{_CLOCK}from the request of a batch until it is there",
         source="over 10 % of step time: XProf's InputBoundRule",
@@ -227,7 +226,7 @@ _OF_INPUT = (
         source="https://keras.io/api/models/model_training_apis: fit, steps_per_epoch",
         no_fault="the data differ from epoch to epoch"),
     Cause(
-        "T103", "data loading", "ended iterators", when=pl.col("ended") > 0.05, saves=pl.col("ended"),
+        "T103", "data loading", "ended iterators", saves=pl.col("ended"),
         sentence="Iterators of tf.data that end, and wait for the thread of its autotuning, took {took}",
         remedies=(
             Remedy(
@@ -240,7 +239,7 @@ _OF_INPUT = (
         source="stacks of threads: RootDataset::Iterator waits for Model::OptimizeLoop (TensorFlow 2.21)",
         no_fault="the run is short: most ends take 0.1 s, and few of them seconds"),
     Cause(
-        "T104", "data loading", "restarted workers", when=pl.col("restarting") > 0.05, saves=pl.col("restarting"),
+        "T104", "data loading", "restarted workers", saves=pl.col("restarting"),
         sentence="Workers of a DataLoader, which start anew in each of its passes, took {took}",
         remedies=(
             Remedy(
@@ -250,13 +249,13 @@ _OF_INPUT = (
         source="https://docs.pytorch.org/docs/stable/data.html: persistent_workers",
         no_fault="the workers hold data of one epoch, which must go"),
     Cause(
-        "T105", "data loading", "input", when=pl.col("input") * (1 - pl.col("crowding")) > 0.1,
+        "T105", "data loading", "input", when=pl.col("input") * (1 - pl.col("crowding")) > NAMED_SHARE,
         saves=pl.col("input"), sentence="Waiting for input takes {input} of the phase's step time", remedies=_INPUT,
         evidence=f"{_FULL}infeed of the device, and its idle time while the host waits for input",
         source="TPUPoint VI.B, observations 3 and 4; over 10 % of step time: XProf's InputBoundRule",
         no_fault="as T101", of="phase"),
     Cause(
-        "T106", "data loading", "stall", when=pl.col("stall") > 0.1, saves=pl.col("stall"),
+        "T106", "data loading", "stall", saves=pl.col("stall"),
         sentence="Its steps run the same {stalled_side} operations as those of {twin}, but take {step_ps} instead of "
         "{twin_ps}; {stall_ps} of this is {stalled}",
         remedies=(
@@ -280,7 +279,7 @@ _prepared = pl.col("preparation") - pl.col("importing").fill_null(0)
 _OF_STARTUP = (
     Cause(
         "T201", "program startup", "retracing",
-        when=(pl.col("retracing") > 0.02) & pl.col("retraced").is_not_null(), saves=pl.col("retracing"),
+        when=pl.col("retraced").is_not_null(), saves=pl.col("retracing"),
         sentence="Tracing and compiling again what was compiled before took {took}: mostly {retraced}, for "
         "{reason}{at}",
         remedies=(
@@ -306,7 +305,7 @@ _OF_STARTUP = (
         source="https://www.tensorflow.org/guide/function, on retracing",
         no_fault="few shapes, each of which is used often: they are compiled once each"),
     Cause(
-        "T202", "program startup", "rebuilt models", when=pl.col("rebuilding") > 0.1, saves=pl.col("rebuilding"),
+        "T202", "program startup", "rebuilt models", saves=pl.col("rebuilding"),
         sentence="Tracing and compiling the steps of {models} models took {took} after the first",
         remedies=(
             Remedy(
@@ -336,8 +335,8 @@ _OF_STARTUP = (
         evidence=f"{_CLOCK}tracing, lowering, compilation, and first runs of what was traced",
         source="longer than training", no_fault="a run that is short on purpose, such as a test"),
     Cause(
-        "T204", "program startup", "compile", when=pl.col("compile") > 0.1,
-        saves=pl.col("compiled_ps") / pl.col("typical_ps"), sentence="Compilation takes {compiled_ps}",
+        "T204", "program startup", "compile", saves=pl.col("compiled_ps") / pl.col("typical_ps"),
+        sentence="Compilation takes {compiled_ps}",
         remedies=(
             Remedy("train longer per run: programs are kept already", when=_is("cache", "all")),
             Remedy(
@@ -350,12 +349,12 @@ _OF_STARTUP = (
         evidence=f"{_FULL}compilation in the first step of a kind",
         source="https://docs.jax.dev/en/latest/persistent_compilation_cache.html", no_fault="as T203", of="phase"),
     Cause(
-        "T205", "program startup", "recompile", when=pl.col("recompile") > 0.05, saves=pl.col("recompile"),
+        "T205", "program startup", "recompile", saves=pl.col("recompile"),
         sentence="Recompilation after the first step takes {recompile} of the phase's step time", remedies=(_ONCE,),
         evidence=f"{_FULL}compilation in later steps of a kind",
         source="https://www.tensorflow.org/guide/function, on retracing", no_fault="as T201", of="phase"),
     Cause(
-        "T206", "preparation", "fits of one batch", when=pl.col("refitting") > 0.1, saves=pl.col("refitting"),
+        "T206", "preparation", "fits of one batch", saves=pl.col("refitting"),
         sentence="Beginning and ending fits of one batch each took {took}",
         remedies=(
             Remedy(
@@ -397,7 +396,7 @@ _OF_STEPS = (
         source="https://www.tensorflow.org/guide/function; docs.jax.dev, Just-in-time compilation",
         no_fault="the program is debugged"),
     Cause(
-        "T302", None, "slowing steps", when=pl.col("slowing") > 0.1, saves=pl.col("slowing"),
+        "T302", None, "slowing steps", saves=pl.col("slowing"),
         sentence="The steps take longer and longer, {took} beyond what the first quarter of them takes",
         remedies=(
             Remedy(
@@ -411,8 +410,7 @@ _OF_STEPS = (
         source="rank correlation with the number of the step",
         no_fault="the work of a step grows by design: longer sequences, larger images, a fuller buffer"),
     Cause(
-        "T303", "step time deviation", "garbage collection", when=pl.col("collecting") > 0.05,
-        saves=pl.col("collecting"),
+        "T303", "step time deviation", "garbage collection", saves=pl.col("collecting"),
         sentence="Steps slower than usual, for the garbage collection of Python, took {took}",
         remedies=(
             Remedy(
@@ -455,7 +453,7 @@ _OF_STEPS = (
         evidence="windows of the profiler", source="a step's metrics are known if a window holds all of it",
         no_fault="its operations are of no interest", of="phase"),
     Cause(
-        "T308", None, "frozen model", when=(pl.col("frozen") > 0.1) & pl.col("frozen_at").is_not_null(),
+        "T308", None, "frozen model", when=pl.col("frozen_at").is_not_null(),
         saves=pl.col("frozen"),
         sentence="A model that takes no gradients runs in the steps, {took}: mostly {frozen_at}",
         remedies=(
@@ -467,7 +465,7 @@ _OF_STEPS = (
         source="a gradient takes about twice the operations of its forward pass",
         no_fault="its inputs differ each time, such as by augmentation"),
     Cause(
-        "T309", None, "double precision", when=pl.col("double") > 0.1, saves=pl.col("double"),
+        "T309", None, "double precision", saves=pl.col("double"),
         sentence="The steps compute in float64 throughout: float32 takes half of the time and memory, {took} at most",
         remedies=(
             Remedy(
@@ -484,7 +482,7 @@ _OF_STEPS = (
         source="a vector unit holds half as many numbers of twice the size",
         no_fault="the problem needs double precision"),
     Cause(
-        "T310", None, "few threads", when=pl.col("unthreaded") * (1 - pl.col("crowding")) > 0.1, saves=_UNKNOWN,
+        "T310", None, "few threads", when=pl.col("unthreaded") * (1 - pl.col("crowding")) > NAMED_SHARE, saves=_UNKNOWN,
         sentence="PyTorch uses {threads} of {processors} processors, as its number of threads is set: all of them save "
         "{unthreaded} of run time at most",
         remedies=(
@@ -495,7 +493,7 @@ _OF_STEPS = (
         source="https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html",
         no_fault="other processes of the job use the other processors"),
     Cause(
-        "T311", None, "padding", when=(pl.col("padding") > 0.1) & _is("framework", "PyTorch"), saves=pl.col("padding"),
+        "T311", None, "padding", when=_is("framework", "PyTorch"), saves=pl.col("padding"),
         sentence="The steps compute padding for {took}, if all positions of a batch take as long: all batches have one "
         "width, and their masks leave the rest out",
         remedies=(
@@ -515,8 +513,7 @@ _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, 
 
 _OF_THE_PROGRAM = (
     Cause(
-        "T401", "program code", "program code", when=pl.col("code") > 0.1,
-        saves=pl.col("code"),
+        "T401", "program code", "program code", saves=pl.col("code"),
         sentence="Code of the program took {took}{mostly}",
         remedies=(
             Remedy(
@@ -527,19 +524,19 @@ _OF_THE_PROGRAM = (
                 when=_is("waits", "collector"), trial=Trial.NO_COLLECT),
             Remedy("do it less often, in another thread, or on the device")),
         evidence=f"{_CLOCK}time between steps; samples of the thread that trains, within",
-        source="10 % as for input", no_fault="it is the work of the training, such as the environment of an agent"),
+        source="samples of the stack", no_fault="it is the work of the training, such as the environment of an agent"),
     Cause(
-        "T402", "callbacks", "slow callbacks", when=(pl.col("callbacks") > 0.05) & pl.col("callback").is_not_null(),
+        "T402", "callbacks", "slow callbacks", when=pl.col("callback").is_not_null(),
         saves=pl.col("callbacks"), sentence="Callbacks took {took}{mostly}",
         remedies=(
             Remedy(
                 "call it less often, and the model in it on whole batches, not on each example",
                 when=_is("calls", "model")),
             Remedy("call it less often, or do its work in another thread or after training")),
-        evidence=f"{_CLOCK}each callback", source="5 % as for callbacks of a step",
+        evidence=f"{_CLOCK}each callback", source="https://keras.io/api/callbacks",
         no_fault="what it computes changes the training"),
     Cause(
-        "T403", "checkpoint save", "checkpoint saves", when=pl.col("unplanned") > 0.01, saves=pl.col("unplanned"),
+        "T403", "checkpoint save", "checkpoint saves", saves=pl.col("unplanned"),
         sentence=f"Saving checkpoints took {{took}}{SAVES}",
         remedies=(
             Remedy(
@@ -552,7 +549,7 @@ _OF_THE_PROGRAM = (
         source="https://orbax.readthedocs.io/en/stable/guides/checkpoint/async_checkpointing.html",
         no_fault="failures are frequent: `failure_every_h` of `tp.advise` weighs them"),
     Cause(
-        "T404", "checkpoint save", "checkpoint interval", when=(_every < _best / 1.5) & (pl.col("saving") > 0.001),
+        "T404", "checkpoint save", "checkpoint interval", when=_every < _best / 1.5,
         saves=pl.col("saving") * (1 - _every / _best),
         sentence="Checkpoints are saved once in {save_every_ps}, each in {save_ps}; least time is lost with one in "
         "{save_best_ps}",
@@ -580,21 +577,21 @@ _OF_THE_PROGRAM = (
         source="longer than training, or a fifth of the run",
         no_fault="the evaluation is what the run is for"),
     Cause(
-        "T407", "checkpoint save", "checkpoint", when=pl.col("checkpoint") * pl.col("share") > 0.01,
-        saves=pl.col("checkpoint"), sentence="Saving checkpoints takes {checkpoint} of the phase's step time",
+        "T407", "checkpoint save", "checkpoint", saves=pl.col("checkpoint"),
+        sentence="Saving checkpoints takes {checkpoint} of the phase's step time",
         remedies=(
             Remedy("save less often, or in the background (asynchronous checkpoints, such as those of Orbax)"),),
         evidence=f"{_FULL}operations that save",
         source="https://orbax.readthedocs.io/en/stable/guides/checkpoint/async_checkpointing.html",
         no_fault="as T403", of="phase"),
     Cause(
-        "T408", None, "summary", when=pl.col("summary") * pl.col("share") > 0.01, saves=pl.col("summary"),
+        "T408", None, "summary", saves=pl.col("summary"),
         sentence="Writing summaries takes {summary} of the phase's step time",
         remedies=(Remedy("write summaries less often, with fewer histograms and images"),),
         evidence=f"{_FULL}operations that write summaries", source="TPUPoint VI.B, observation 3",
         no_fault="they are read", of="phase"),
     Cause(
-        "T409", "evaluation", "mode to evaluate", when=(pl.col("evaluation") > 0.1) & _is("evaluates", "mode"),
+        "T409", "evaluation", "mode to evaluate", when=_is("evaluates", "mode"),
         saves=pl.col("evaluation"), sentence="A model in its mode to evaluate took {took}{mostly}",
         remedies=(
             Remedy(
@@ -611,18 +608,18 @@ _to_high = pl.col("busy") * (1 - _mxu / _HIGH)  # the same work at a high utilis
 
 
 def _share(
-    number: str, account: str | None, name: str, least: float, sentence: str, *remedies: Remedy, **texts: str
+    number: str, account: str | None, name: str, sentence: str, *remedies: Remedy, **texts: Any
 ) -> Cause:
-    """Return the cause of a share of step time above `least` that could all be saved."""
+    """Return the cause of a share of step time that could all be saved."""
     share = pl.col(texts.pop("sum", name))
-    return Cause(number, account, name, share > least, share, sentence, remedies, **texts, of="phase")
+    return Cause(number, account, name, share, sentence, remedies, **texts, of="phase")
 
 
 def _headroom(number: str, bound: str, action: str) -> Cause:
     """Return the cause of device time above that at the roof, where one peak is the roof of most of it."""
     return Cause(
         *(number, None, f"{bound} headroom"),
-        when=(pl.col("bound") == bound) & (pl.col("headroom") > 0.2),
+        when=(pl.col("bound") == bound) & (pl.col("headroom") > 1 - _HIGH),
         saves=pl.col("busy") * pl.col("headroom"),
         sentence=f"Its operations could save {{headroom}} of their self time at the roof, mostly that of {bound}",
         remedies=(Remedy(action),),
@@ -635,7 +632,7 @@ def _headroom(number: str, bound: str, action: str) -> Cause:
 
 _OF_DEVICES = (
     _share(
-        "T501", "device idle", "idle", 0.1, "The device is idle for {idle} of the phase's step time {idle_cause}",
+        "T501", "device idle", "idle", "The device is idle for {idle} of the phase's step time {idle_cause}",
         Remedy(
             "run more steps per call", "model.compile(..., steps_per_execution=16)", before="model.compile(...)",
             when=_is("framework", "Keras"), trial=Trial.STEPS_PER_CALL),
@@ -645,10 +642,10 @@ _OF_DEVICES = (
             when=_is("framework", "PyTorch")),
         Remedy("run more steps per call, fetch fewer values on the host"),
         evidence=f"{_FULL}time without work on a device, that nothing here explains",
-        source="TPUPoint VI.B, Figure 10: 38.90 % (v2), 43.53 % (v3); over 10 %: XProf's TensorCoreIdleBoundRule",
+        source="TPUPoint VI.B, Figure 10: 38.90 % (v2), 43.53 % (v3); XProf's TensorCoreIdleBoundRule",
         no_fault="the model is small: its computation takes less than its launch"),
     _share(
-        "T502", "device idle", "reads", READS,
+        "T502", "device idle", "reads",
         "The host waits for the device in {reads_op}, and launches its next work late: the device is idle for "
         "{reads} of the phase's step time",
         Remedy(
@@ -659,43 +656,43 @@ _OF_DEVICES = (
         source="HTA's host wait, up to the time that the host waited before",
         no_fault="the next step depends on what is read"),
     _share(
-        "T503", None, "formatting", 0.1,
+        "T503", None, "formatting",
         "Data formatting takes {formatting} of the phase's step time, mostly {formatting_op}",
         Remedy("use one layout throughout, batches and features in multiples of 8 and 128, fewer transposes"),
         evidence=f"{_FULL}reshapes, transposes and copies on the device",
         source="TPUPoint VI.B, Table II; https://cloud.google.com/tpu/docs/performance-guide",
         no_fault="the layout is what a faster kernel needs"),
     _share(
-        "T504", None, "copies", 0.1,
+        "T504", None, "copies",
         "Waiting for copies between memories takes {copies} of the phase's step time, mostly {copies_op}",
         Remedy("offload less to the host, keep on the device what every step uses, or start its copies earlier"),
-        evidence=f"{_FULL}ends of asynchronous copies (copy-done)", source="over 10 %: as XProf for async-done",
+        evidence=f"{_FULL}ends of asynchronous copies (copy-done)", source="XProf's idle time of async-done",
         no_fault="the model does not fit into the memory of the device"),
     _share(
-        "T505", None, "outfeed", 0.1, "Outfeed takes {outfeed} of the phase's step time",
+        "T505", None, "outfeed", "Outfeed takes {outfeed} of the phase's step time",
         Remedy("write summaries and metrics in fewer steps, make fewer host calls"),
         evidence=f"{_FULL}outfeed of the device", source="TPUPoint VI.B, Table II: OutfeedDequeueTuple",
         no_fault="what is sent is what the run is for"),
     _share(
-        "T506", "device idle", "transfer", 0.1,
+        "T506", "device idle", "transfer",
         "Transfers between host and device that no computation hides take {transfer} of the phase's step time",
         Remedy("make fewer and larger transfers, prefetch to the device, leave on it what the host does not need"),
         evidence=f"{_FULL}transfers while the device does not compute",
         source="TPUPoint VI.B, observation 4; XProf's DataTransferBoundRule",
         no_fault="the batch must be moved, and the step is short"),
     _share(
-        "T507", None, "collectives", 0.3,
+        "T507", None, "collectives",
         "Collectives that no computation hides take {collective} of the phase's step time",
         Remedy(
             "use larger batches per device, bfloat16 gradients, collectives behind computation; find slow devices"),
         sum="collective", evidence=f"{_FULL}collectives while the device does not compute",
-        source="over 30 % of step time: XProf's CollectiveBoundRule",
+        source="XProf's CollectiveBoundRule",
         no_fault="the model is partitioned, and its links are at their bandwidth"),
     _share(
-        "T508", None, "callbacks", 0.05,
+        "T508", None, "callbacks",
         "Callbacks to Python take {callbacks} of the phase's step time, mostly {callbacks_op}",
         Remedy("remove debug_print, py_function and io_callback from the step, or run them in few steps"),
-        evidence=f"{_FULL}operations that call Python", source="over 5 % of step time: XProf's DebugPrintRule",
+        evidence=f"{_FULL}operations that call Python", source="XProf's DebugPrintRule",
         no_fault="the step needs what Python returns"),
     Cause(
         "T509", None, "memory", when=(_hbm > _HIGH) & (_mxu < _LOW), saves=_to_high,
@@ -708,7 +705,8 @@ _OF_DEVICES = (
         no_fault="the model does little arithmetic for each byte", of="phase"),
     Cause(
         "T510", None, "batch",
-        when=(_mxu < _LOW) & (_hbm < _LOW) & (pl.col("any_idle") < 0.1) & (pl.col("waits") < 0.1), saves=_to_high,
+        when=(pl.max_horizontal(_mxu, _hbm) < _LOW) & (pl.max_horizontal("any_idle", "waits") < NAMED_SHARE),
+        saves=_to_high,
         sentence="Not input-bound, but {mxu} of MXU peak and {hbm} of HBM bandwidth used",
         remedies=(Remedy("use larger batches, in multiples of 8 and 128"),),
         evidence=f"{_FULL}utilisation that the profiler counts",
@@ -724,16 +722,17 @@ _PODS = "Kumar et al.: Scale MLPerf-0.6 models on Google TPU-v3 Pods, 2019, http
 
 _OF_RANKS = (
     Cause(
-        "T601", PEERS, "uneven ranks", when=pl.col("peers") * (1 - pl.col("crowding")) > 0.1, saves=pl.col("peers"),
+        "T601", PEERS, "uneven ranks", when=pl.col("peers") * (1 - pl.col("crowding")) > NAMED_SHARE,
+        saves=pl.col("peers"),
         sentence="Waiting for other ranks took {took}{mostly}",
         remedies=(
             Remedy(
                 "give all ranks equal work in each step: shards and batches of one size, and what one rank "
                 "does alone (saves, evaluation, logs) in the background"),),
         evidence=f"{_CLOCK}waits in collectives beyond those of the rank that came last",
-        source="10 % as for input", no_fault="other programs kept all processors busy meanwhile"),
+        source="as T101", no_fault="other programs kept all processors busy meanwhile"),
     Cause(
-        "T602", PEERS, "slow rank", when=(pl.col("costs") > 0.01) & pl.col("has_place"), saves=pl.col("costs"),
+        "T602", PEERS, "slow rank", when=pl.col("has_place"), saves=pl.col("costs"),
         sentence="{host} delays the other ranks by {took}: {why}",
         remedies=(
             Remedy(
@@ -743,13 +742,13 @@ _OF_RANKS = (
         source="tp.hosts: what the job would gain if it came second-last",
         no_fault="the rank does work that the job needs, and no other could", of="host"),
     Cause(
-        "T603", None, "straggling host", when=(pl.col("costs") > 0.01) & ~pl.col("has_place"),
+        "T603", None, "straggling host", when=~pl.col("has_place"),
         saves=pl.col("costs"), sentence="Host {host} delays the others by {took} (cause: {cause})",
         remedies=(Remedy("replace or repair the host, or give it an equal share of input and work"),),
         evidence="runs of collectives on each device",
         source="tp.hosts: what the job would gain if it came second-last", no_fault="as T602", of="host"),
     Cause(
-        "T604", None, "replicated update", when=(pl.col("update") > 0.05) & (pl.col("replicas") > 1),
+        "T604", None, "replicated update", when=pl.col("replicas") > 1,
         saves=pl.col("update") * (1 - 1 / pl.col("replicas")),
         sentence="The weight update takes {update} of the phase's step time ({update_source}) on each of {replicas} "
         "devices that reduce their gradients",
@@ -790,7 +789,7 @@ def _call(number: str, fault: str, sentence: str, action: str, source: str, no_f
     """Return the cause of a fault of one call, or of all elementwise ones, as `tpunb.analysis.calls` finds it."""
     when, remedies = pl.col("fault") == fault, (Remedy(action),)
     evidence = "shapes of the operator's tensors, its time, and the peaks of the device"
-    return Cause(number, None, fault, when, pl.col("gain"), sentence, remedies, evidence, source, no_fault, "call")
+    return Cause(number, None, fault, pl.col("gain"), sentence, remedies, evidence, source, no_fault, "call", when)
 
 
 _OF_CALLS = (
@@ -866,7 +865,8 @@ CAUSES = (_GENERAL, *_OF_INPUT, *_OF_STARTUP, *_OF_STEPS, *_OF_THE_PROGRAM, *_OF
 _INTRODUCTION = """# Causes
 
 What wastes the time of a run, as the verdict, `tp.advise` and `tp.report` name it: what each is seen from, what to do
-about it, and when it is no fault. The table is `tpunb.analysis.causes`; this page is printed from it.
+about it, and when it is no fault. What could save 2 % of the run is listed; from a tenth on, it is a waste. The table
+is `tpunb.analysis.causes`; this page is printed from it.
 
 | id | name | account |
 |---|---|---|

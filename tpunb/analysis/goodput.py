@@ -17,6 +17,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis.barriers import aligned
+from tpunb.analysis.causes import LISTED_SHARE
 from tpunb.analysis.run import OfRun, Run, loaded, phases
 from tpunb.analysis.time_line import BUSY, COMPUTING, DRAWN, INSIDE_STEPS, HostRun, segments
 from tpunb.errors import NoSteps, wrong_type
@@ -28,7 +29,6 @@ from tpunb.step_stats.sample_places import line_of
 from tpunb.text import cut, duration, percent, plain, plural
 
 _OF_CPU = 0.7  # of the work of XLA on a CPU: 0.73 to 0.96 of loops that never wait are recorded
-_LEAST_SHARE = 0.02  # of wall time that is named
 _MOST_ACCOUNTS, _MOST_DETAILS = 4, 2  # that are named; details of one account
 _FULL = 0.9  # share of the processors in use where a thread waits for one
 _UNEXPLAINED = 0.05  # share of wall time in "other" above which the sentence begins with it
@@ -148,7 +148,7 @@ def _sentence(goodput: Goodput) -> str:
     if accounts.get("other", {"share": 0.0})["share"] > _UNEXPLAINED:
         notes = "; ".join(cut(plain(note), 160) for note in goodput.notes[:2])
         parts = [f"{duration(accounts.pop('other')['time_ps'])} other" + f" ({notes})" * bool(notes)]
-    named = [(name, row["time_ps"]) for name, row in accounts.items() if row["share"] >= _LEAST_SHARE]
+    named = [(name, row["time_ps"]) for name, row in accounts.items() if row["share"] >= LISTED_SHARE]
     for name, time_ps in named[:_MOST_ACCOUNTS]:
         details = ", ".join(_details(goodput, name, duration(time_ps)))
         parts.append(f"{duration(time_ps)} {schema.ACCOUNTS[name].phrase or name}" + f": {details}" * bool(details))
@@ -157,7 +157,7 @@ def _sentence(goodput: Goodput) -> str:
 
 def _details(goodput: Goodput, account: str, whole: str) -> Iterator[str]:
     """Yield the largest details of an account, each with its time unless that is the whole."""
-    rows = works(goodput).filter(pl.col("account") == account, pl.col("share") >= _LEAST_SHARE / 4)
+    rows = works(goodput).filter(pl.col("account") == account, pl.col("share") >= LISTED_SHARE / 4)
     for row in rows.head(_MOST_DETAILS).iter_rows(named=True):
         time = duration(row["time_ps"])
         yield cut(plain(row["detail"]), 80) + f" {time}" * (time != whole)

@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 import polars as pl
 
-from tpunb.analysis.causes import NAMED_SHARE, READS
+from tpunb.analysis.causes import LISTED_SHARE, NAMED_SHARE
 from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
 from tpunb.analysis.roofline import Roofline, device_of
 from tpunb.analysis.run import Run, loaded, steps
@@ -141,7 +141,7 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
     late = pl.when(pl.col("late") > pl.col("idle") / 2).then(late)
     rows = rows.with_columns(idle_cause=late.otherwise(pl.lit("without a known cause")))
     rows = rows.with_columns(crowding=pl.lit(0.0 if phases.steps.wall is None else crowding(phases.steps.wall.load)))
-    place = _sync_place(phases.steps) if (rows["reads"] > READS).any() else None
+    place = _sync_place(phases.steps) if (rows["reads"] > LISTED_SHARE).any() else None
     return rows.with_columns(pl.col("reads_op").fill_null("a synchronous call") + (f" at {place}" if place else ""))
 
 

@@ -71,7 +71,7 @@ _ALONE = 0.25  # share of the samples of a slow step
 _LOADED_PS = 5 * 10**12  # after the begin of a second of load, at most, of which there may be no record
 _HARDLY = 0.1  # share of samples
 BUSY = 0.25  # share of the processors that other programs use on a busy machine
-_FEWEST_SAMPLES = 5  # of which a share is right within about 0.4; doubled, a healthy run of the corpus alarms
+FEWEST_SAMPLES = 5  # of which a share is right within about 0.4; doubled, a healthy run of the corpus alarms
 _PLACES, _FEWEST_OF_PLACE = 10, 5  # within steps, by which samples are weighed, and samples of each
 _AROUND = 4  # steps before and after one
 _SLOWEST = 0.95  # share of the steps than which a first one is slower that makes what later ones need
@@ -483,7 +483,7 @@ def _shares(samples: pl.DataFrame, flag: str) -> pl.DataFrame:
     """Return (group, flagged): the share of time in which samples have a flag, where they have."""
     flagged = (pl.col(flag).fill_null(value=False) * pl.col("stands_ps")).sum() / pl.col("stands_ps").sum()
     shares = samples.group_by("group").agg(n=pl.len(), flagged=flagged.fill_nan(0.0))
-    return shares.filter(pl.col("n") >= _FEWEST_SAMPLES, pl.col("flagged") > 0).select("group", "flagged")
+    return shares.filter(pl.col("n") >= FEWEST_SAMPLES, pl.col("flagged") > 0).select("group", "flagged")
 
 
 def _parted(pieces: pl.DataFrame, shares: pl.DataFrame, traced: list[int]) -> pl.DataFrame:
