@@ -415,3 +415,8 @@ def test_a_healthy_run_names_the_lines_that_take_its_steps(samples, words):
     phases = with_samples(accounted(wall_s=42), *enumerate(places))
     found = verdict(phases).sentence
     assert found == f"Healthy: 40.0 s of 42.0 s (95 % of run time) is productive training{words}."
+
+
+def test_what_a_run_pays_once_has_its_line():
+    phases = with_samples(accounted((41, 1, "fit", "fit"), wall_s=60), *((43 + at, "a.py:9 in read ← open") for at in range(10)))
+    assert verdict(phases).sentence.endswith("once per run: mostly a.py:9 in read ← open.")

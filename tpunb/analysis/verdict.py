@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from tpunb.analysis.advice import PLACES, candidates, is_once, took
+from tpunb.analysis.advice import PLACES, candidates, is_once, mostly, took
 from tpunb.analysis.causes import NAMED_SHARE
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
 from tpunb.analysis.time_line import FEWEST_SAMPLES
@@ -129,5 +129,5 @@ def _healthy(run: Goodput) -> tuple[str, bool]:
         if name in ("data loading", "step time deviation") and others:
             parts.append(f"{time}, as the machine was busy: {others}.")
         elif is_once(run, name):
-            parts.append(f"{time}, once per run.")
+            parts.append(f"{time}, once per run{mostly(run, name)}.")
     return " ".join(parts), healthy
