@@ -335,6 +335,15 @@ def test_a_slow_step_beside_a_reduction_is_slowed_by_half_of_it_where_code_of_th
     assert accounts(coded) == {"productive": 50, "step time deviation": 50}
 
 
+@pytest.mark.parametrize(("machine", "profiler"), [(0.5, 20), (0.9, 0)])
+def test_the_profiler_is_not_blamed_for_what_other_programs_take(machine, profiler):
+    steps = [*(train(number, 10 * number, 10) for number in range(4)), train(4, 40, 60)]
+    run = host(steps, [(50, 40, "profiler", "reduction of a window")])
+    run = run._replace(load=pl.DataFrame([("h", 0, 0.3, machine, 0)], schema.LOAD, orient="row"))
+    expected = {"productive": 50, "profiler": profiler, "step time deviation": 50 - profiler}
+    assert accounts(run) == {name: time for name, time in expected.items() if time}
+
+
 def test_where_most_steps_beside_a_reduction_are_slow_the_slowest_are_too():
     durs = [10] * 8 + [30] * 4 + [70]
     steps = [train(number, sum(durs[:number]), dur) for number, dur in enumerate(durs)]

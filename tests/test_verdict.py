@@ -60,13 +60,13 @@ def test_an_evaluation_is_what_the_program_asks_for_unless_it_takes_a_fifth(seco
 
 
 def test_steps_that_vary_on_a_busy_machine_are_to_be_measured_again():
-    steps = accounted().steps
+    steps = accounted(wall_s=76).steps
     late = steps.frame.with_columns(dur_ps=pl.when(pl.col("step") == 9).then(40 * S).otherwise("dur_ps"))
     load = pl.DataFrame([("toy", n * S, 0.3, used, 0) for n, used in enumerate([0.9, 0.8])], schema.LOAD, orient="row")
     quiet = tp.phases(replace(steps, frame=late), lambda _: [0] * 10)
     busy = tp.phases(replace(steps, frame=late, wall=replace(steps.wall, load=load)), lambda _: [0] * 10)
     assert verdict(busy).sentence == (
-        "Steps slower than usual took 36.0 s of 100.0 s (36 % of run time): the machine was busy, other programs used "
+        "Steps slower than usual took 36.0 s of 76.0 s (47 % of run time): the machine was busy, other programs used "
         "55 % of its processors. Measure again on an idle machine: saves up to 36.0 s."
     )
     assert verdict(busy).saves_ps == 36 * S
@@ -418,5 +418,7 @@ def test_a_healthy_run_names_the_lines_that_take_its_steps(samples, words):
 
 
 def test_what_a_run_pays_once_has_its_line():
-    phases = with_samples(accounted((41, 1, "fit", "fit"), wall_s=60), *((43 + at, "a.py:9 in read ← open") for at in range(10)))
+    phases = with_samples(
+        accounted((41, 1, "fit", "fit"), wall_s=60), *((43 + at, "a.py:9 in read ← open") for at in range(10))
+    )
     assert verdict(phases).sentence.endswith("once per run: mostly a.py:9 in read ← open.")

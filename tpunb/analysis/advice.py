@@ -13,13 +13,13 @@ import polars as pl
 from tpunb import schema
 from tpunb.analysis.calls import call_metrics
 from tpunb.analysis.causes import CAUSES, LISTED_SHARE, NAMED_SHARE, SAVES, Cause, Remedy
-from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
+from tpunb.analysis.goodput import Goodput, goodput, totals
 from tpunb.analysis.metrics import account_metrics, crowding_of_waits, phase_metrics, scale_metrics, traits
 from tpunb.analysis.roofline import Roofline, roofline
 from tpunb.analysis.run import Run, loaded
 from tpunb.analysis.run import phases as phases_of
 from tpunb.analysis.stragglers import Hosts, slow_ranks, why
-from tpunb.analysis.time_line import FEWEST_SAMPLES, FEWEST_TRACED, INSIDE_STEPS
+from tpunb.analysis.time_line import FEWEST_SAMPLES, FEWEST_TRACED, INSIDE_STEPS, OTHERS
 from tpunb.costs.torch_cost import KINDS
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases, Steps
@@ -32,7 +32,7 @@ _COUNTED = 0.9  # share of busy time with known FLOPs below which utilisation is
 PLACES = 2  # that are named, and are together most of an account
 _ONCE = ("preparation", "program startup", "checkpoint restore", "data loading", PEERS)  # also beside the training
 _TRAINED = 2  # steps, after which it trains
-_LATE = ("long startup", "preparation")  # causes of what is paid once
+_LATE = ("long startup", "preparation", "crowded steps")  # causes of what is paid once, or no fault of the program
 _LATE_ACCOUNTS = ("preparation", "program startup")
 _NO_WASTE = ("productive", "profiler", "tuning", "resuming")
 _SCHEMA = {**schema.ADVICE, "trial": pl.String(), "account": pl.String(), "late": pl.Boolean()}
@@ -240,11 +240,13 @@ def _of_accounts(
     explained = dict(
         of_run.drop_nulls(["account", "saves_ps"]).group_by("account").agg(pl.col("saves_ps").sum()).rows()
     )
+    crowded_ps = run.frame.filter(detail=OTHERS)["time_ps"].sum() / run.hosts
     rows = []
     for account, time_ps in totals(run).select(pl.col("account").cast(pl.String), "time_ps").iter_rows():
         if account in _NO_WASTE or is_once(run, account):
             continue
         explained_ps = explained.get(account, 0) + validating_ps * (account == "evaluation")
+        explained_ps = max(explained_ps, crowded_ps * (account == "step time deviation"))
         if explained_ps >= min(NAMED_SHARE * run.wall_ps, time_ps / 2):
             continue
         rest_ps = time_ps - explained_ps
@@ -252,9 +254,8 @@ def _of_accounts(
         rows.append({**row, "typical_ps": float(run.wall_ps), "rest": rest_ps / max(run.wall_ps, 1), "phase": None})
     columns = {"account": pl.String(), "subject": pl.String(), "mostly": pl.String(), "typical_ps": pl.Float64()}
     sums = pl.DataFrame(rows, schema={**columns, "rest": pl.Float64(), "phase": pl.Int64()}, orient="row")
-    busy = pl.lit(others_used(run) is not None)
     excused = pl.when(account="data loading").then(excused_waits).otherwise(0.0)
-    sums = sums.with_columns(excused=excused, busy=busy)
+    sums = sums.with_columns(excused=excused)
     general = _applied("account", sums, float(run.wall_ps), run)
     inside = of_phases.filter(pl.col("phase").is_not_null()).drop_nulls("account").unique("account", keep="first")
     inside = inside.select(

@@ -134,11 +134,10 @@ _XPROF = "XProf's smart suggestions: "
 
 _EVALUATES = pl.lit(0.2)  # of run time: what the program asks for is no waste
 _least = pl.when(pl.col("account") == "evaluation").then(_EVALUATES).otherwise(NAMED_SHARE)
-_is_crowded = (pl.col("account") == "step time deviation") & pl.col("busy") & (pl.col("rest") < 0.25)
 
 _GENERAL = Cause(
     *("T001", None, "no known cause"),
-    when=(pl.col("rest") * (1 - pl.col("excused")) >= _least) & ~_is_crowded,
+    when=pl.col("rest") * (1 - pl.col("excused")) >= _least,
     saves=pl.col("rest"),
     sentence="{subject} took {took}{mostly}",
     remedies=(),

@@ -291,7 +291,7 @@ def _parts(run: HostRun, start: Ints, end: Ints, spans: pl.DataFrame, cells: _Ce
         deviation = np.minimum(deviation, net.clip(0).astype(np.int64))
     take("each", np.where(each, startup, 0))
     take("startup", np.where(each, 0, startup))
-    slower = np.where(unexplained, np.minimum(deviation, beside), 0)
+    slower = np.where(unexplained & ~_crowded(run, start), np.minimum(deviation, beside), 0)
     take("profiler", profiler + slower)
     take("deviation", deviation - slower)
     take("usual", left.copy())
@@ -510,11 +510,22 @@ def _trains(run: HostRun) -> bool:
     return bool((run.steps["kind"] == "train").any())
 
 
+def _others(run: HostRun) -> pl.DataFrame:
+    """Return (start_ps, others): of each second of load whether other programs kept the machine busy."""
+    return run.load.select("start_ps", others=pl.col("machine_cpu") - pl.col("cpu") > BUSY).sort("start_ps")
+
+
+def _crowded(run: HostRun, start: Ints) -> NDArray[np.bool_]:
+    """Return which steps began while other programs kept the machine busy."""
+    begins = pl.DataFrame({"start_ps": start}, {"start_ps": pl.Int64})  # in order
+    others = begins.join_asof(_others(run), on="start_ps", tolerance=_LOADED_PS)["others"]
+    return np.asarray(others.fill_null(value=False).to_numpy())
+
+
 def _named_deviations(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
     """Name other programs and lines as reasons of slow steps; what evaluations deviate for is theirs."""
     # functions and data of an evaluation may differ from step to step
-    load = run.load.select("start_ps", others=pl.col("machine_cpu") - pl.col("cpu") > BUSY).sort("start_ps")
-    pieces = pieces.join_asof(load, on="start_ps", tolerance=_LOADED_PS, check_sortedness=False)
+    pieces = pieces.join_asof(_others(run), on="start_ps", tolerance=_LOADED_PS, check_sortedness=False)
     deviation = (pl.col("account") == "step time deviation") & pl.col("detail").ne_missing(_GC)
     evaluates = pl.col("step").is_in(run.steps.filter(_evaluates(run))["step"].implode()) & pl.col("detail").is_null()
     alone = pl.col("unit").is_in(_alone(pieces, run.samples).implode())
