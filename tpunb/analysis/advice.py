@@ -31,7 +31,6 @@ from tpunb.text import cut, duration, percent, plain, short, short_time
 _COUNTED = 0.9  # share of busy time with known FLOPs below which utilisation is a lower bound
 PLACES = 2  # that are named, and are together most of an account
 _ONCE = ("preparation", "program startup", "checkpoint restore", "data loading", PEERS)  # also beside the training
-_TRAINED = 2  # steps, after which it trains
 _LATE = ("long startup", "preparation", "crowded steps")  # causes of what is paid once, or no fault of the program
 _LATE_ACCOUNTS = ("preparation", "program startup")
 _NO_WASTE = ("productive", "profiler", "tuning", "resuming")
@@ -328,7 +327,7 @@ def is_once(run: Goodput, account: str) -> bool:
         return False
     training = run.segments.filter(account="productive").drop_nulls("step").group_by("host", "step")
     starts = training.agg(pl.col("start_ps").min()).group_by("host")
-    bounds = starts.agg(first=pl.col("start_ps").sort().slice(_TRAINED).first(), last=pl.col("start_ps").max())
+    bounds = starts.agg(first=pl.col("start_ps").sort().slice(1).first(), last=pl.col("start_ps").max())
     between = run.segments.filter(account=account).join(bounds, on="host")
     between = between.filter(pl.col("start_ps").is_between("first", "last"))
     return int(between["dur_ps"].sum()) / run.hosts < NAMED_SHARE * run.wall_ps

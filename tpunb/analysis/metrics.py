@@ -61,7 +61,6 @@ _MEANS = (pl.col("of_devices", "launched").cast(pl.Float64).mean(),)
 _LAUNCH_US = 10.0  # the host may take as long to launch a kernel; ours
 _LONGEST = 300  # characters of a name that are matched
 _FEWEST_LOADS, _STEADY, _GROWN = 3, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
-_SURE_LOADS = 8  # seconds from which on it may shrink in some
 _FEWEST_SLOWING, _RISES = 20, 0.7  # steps; rank correlation of their processor time with their number
 IMPORTS = r" ← import | \(imports\)$"
 _WAITS = r" ← .*\.(get|put|join|wait|result|acquire|recv|communicate|poll)$"  # for another thread or process
@@ -73,7 +72,6 @@ _TEXTS = {  # metrics of the run that are no figures
     *("callback", "retraced", "reason", "changed", "models", "data", "saves", "waits", "evaluates", "eager", "debug"),
     *("framework", "backend", "collects", "calls", "others", "frozen_at", "cache", "threads", "processors"),
 }
-_FEWEST_FITS, _STEPS_OF_FIT = 10, 2  # fits that are one batch each, and most steps of one
 _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
 _SMALL_PS, _SMALL_SHARE = 10e6, 0.8  # of PyTorch on a CPU: 3 us each in loops over examples
 _MANY_OPS = 200  # for each gradient of a parameter: 20 to 45 in models of any depth, 800 in a loop over examples
@@ -406,7 +404,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(IMPORTS))
     taken["importing"] = round(taken["preparation"] * imports["share"].sum())
     fits = phases.steps.wall.spans.filter(account="fit", detail="fit").height
-    is_fitted = fits >= _FEWEST_FITS and phases.steps.frame.filter(kind="train").height <= _STEPS_OF_FIT * fits
+    is_fitted = 1 < phases.steps.frame.filter(kind="train").height <= fits
     around_ps = int(run.frame.filter(account="preparation", detail="fit")["time_ps"].sum()) // run.hosts
     taken["refitting"] = around_ps + taken["loading"] if is_fitted else 0
     taken["stepping"] = taken["productive"] + taken["idle"] + times.get("step time deviation", 0)
@@ -667,8 +665,7 @@ def _growth(steps: Steps) -> dict[str, object]:
         until = np.append(start[1:], start[-1] + 10**12)
         apart = covered(profiler.filter(host=host[0]), start, until)[1:] == 0
         rises, hours = np.where(apart, np.diff(rss), 0.0), ((until - start)[1:] * apart).sum() / 3.6e15
-        least = _STEADY if len(rss) >= _SURE_LOADS else 1.0
-        steady = apart.any() and (rises[apart] > 0).mean() >= least
+        steady = apart.any() and (rises[apart] > 0).mean() >= _STEADY
         later, but_one = rises[len(rises) // 2 :].sum(), rises.sum() - rises.max()  # once is no leak
         steady &= min(later, but_one) > _GROWN * rss[0] / 3
         if steady and rises.sum() > _GROWN * rss[0] and rises.sum() / hours > float(grown["growth"] or 0):  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from tpunb import schema
 from tpunb.analysis.barriers import WAITS, Barriers, aligned, clocks, find_barriers, median
 from tpunb.analysis.pipeline import Replay, obstacle, replay
 from tpunb.analysis.run import OfRun, Run, loaded, steps
-from tpunb.analysis.time_line import BOUNDARY
+from tpunb.analysis.time_line import BOUNDARY, FEWEST_SAMPLES
 from tpunb.errors import NoSteps
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
@@ -159,7 +159,7 @@ _LEAST_COST = 0.05  # of step time, of a host that is late in one step after the
 # both: half and twice of it change no name in four jobs of two processes, two of them with a slow one
 _SHARED = 0.1  # of the steps, traced by several hosts, whose collectives stand for the others; 0 to 0.095 there
 _SAME_PACE = 1.02  # longest by shortest time of hosts for their steps, if they wait in each; 1.0001 to 1.005 there
-_FEWEST_SAMPLES, _AT_PLACE = 3, 0.2  # of a place; part of the lateness that a host spends there more than others
+_AT_PLACE = 0.2  # part of the lateness that a host spends at a place more than others
 _REPLAYED = 16  # hosts, where replica groups separate hosts
 
 
@@ -400,7 +400,7 @@ def _places(samples: pl.DataFrame, frame: pl.DataFrame, barriers: Barriers, late
     shares = shares.with_columns(share=pl.col("n") / pl.col("n").sum().over("host"))
     others = (pl.col("share").sum().over("place") - pl.col("share")) / max(samples["host"].n_unique() - 1, 1)
     shares = shares.with_columns(more_ps=(pl.col("share") - others) * (high - low)).join(late, on="host")
-    found = (pl.col("n") >= _FEWEST_SAMPLES) & (pl.col("more_ps") >= _AT_PLACE * pl.col("late_ps"))
+    found = (pl.col("n") >= FEWEST_SAMPLES) & (pl.col("more_ps") >= _AT_PLACE * pl.col("late_ps"))
     order = shares.drop_nulls("place").filter(found).sort("more_ps", "place", descending=[True, False])
     return order.unique("host", keep="first").select("host", "place")
 

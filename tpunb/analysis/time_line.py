@@ -66,13 +66,10 @@ A call that launches a step is productive between steps, where libraries report 
 
 _BETWEEN, _ACTING = -2, -3  # numbers of the time between steps and in which a policy acts, in place of `alike`
 _SLOWED = 5  # steps beside the profiler that show how much it slows them down
-_FEWEST_ALONE, _RARE = 5, 0.1  # samples of a place in slow steps; the share of them that others may have in their time
-_ALONE = 0.25  # share of the samples of a slow step
-_LOADED_PS = 5 * 10**12  # after the begin of a second of load, at most, of which there may be no record
 _HARDLY = 0.1  # share of samples
 BUSY = 0.25  # share of the processors that other programs use on a busy machine
 FEWEST_SAMPLES = 5  # of which a share is right within about 0.4; doubled, a healthy run of the corpus alarms
-_PLACES, _FEWEST_OF_PLACE = 10, 5  # within steps, by which samples are weighed, and samples of each
+_PLACES = 10  # within steps, by which samples are weighed
 _AROUND = 4  # steps before and after one
 _SLOWEST = 0.95  # share of the steps than which a first one is slower that makes what later ones need
 FEWEST_TRACED = 3  # steps whose work on devices is that of those like them
@@ -451,7 +448,7 @@ def _time_of_samples(since_ps: Ints, lengths: Ints) -> NDArray[np.float64]:
     """Return the time that each sample in steps of these lengths stands for."""
     # those of each tenth, by the time since their step began, share the time there: samples may beat with the steps,
     # and none is right after the program takes the interpreter lock
-    places = min(_PLACES, len(since_ps) // _FEWEST_OF_PLACE)
+    places = min(_PLACES, len(since_ps) // FEWEST_SAMPLES)
     edges = np.unique(np.quantile(since_ps, np.arange(1, places) / places)) if places else np.zeros(0)
     before = np.minimum.outer([0, *edges, lengths.max()], lengths).sum(axis=1)
     place = np.searchsorted(edges, since_ps, side="right")
@@ -518,14 +515,14 @@ def _others(run: HostRun) -> pl.DataFrame:
 def _crowded(run: HostRun, start: Ints) -> NDArray[np.bool_]:
     """Return which steps began while other programs kept the machine busy."""
     begins = pl.DataFrame({"start_ps": start}, {"start_ps": pl.Int64})  # in order
-    others = begins.join_asof(_others(run), on="start_ps", tolerance=_LOADED_PS)["others"]
+    others = begins.join_asof(_others(run), on="start_ps")["others"]
     return np.asarray(others.fill_null(value=False).to_numpy())
 
 
 def _named_deviations(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
     """Name other programs and lines as reasons of slow steps; what evaluations deviate for is theirs."""
     # functions and data of an evaluation may differ from step to step
-    pieces = pieces.join_asof(_others(run), on="start_ps", tolerance=_LOADED_PS, check_sortedness=False)
+    pieces = pieces.join_asof(_others(run), on="start_ps", check_sortedness=False)
     deviation = (pl.col("account") == "step time deviation") & pl.col("detail").ne_missing(_GC)
     evaluates = pl.col("step").is_in(run.steps.filter(_evaluates(run))["step"].implode()) & pl.col("detail").is_null()
     alone = pl.col("unit").is_in(_alone(pieces, run.samples).implode())
@@ -544,10 +541,10 @@ def _alone(pieces: pl.DataFrame, samples: pl.DataFrame) -> pl.Series:
     found = samples.sort("start_ps").join_asof(order, on="start_ps", check_sortedness=False)
     found = found.filter("inside").drop_nulls("place")
     n_slow, n_usual = pl.col("slow").sum().over("place"), (~pl.col("slow")).sum().over("place")
-    rare = n_usual * pl.col("slow").sum() < _RARE * n_slow * (~pl.col("slow")).sum()
-    found = found.with_columns(alone=rare & (n_slow >= _FEWEST_ALONE))
+    rare = n_usual * pl.col("slow").sum() < _HARDLY * n_slow * (~pl.col("slow")).sum()
+    found = found.with_columns(alone=rare & (n_slow >= FEWEST_SAMPLES))
     units = found.filter("slow").group_by("unit").agg(pl.col("alone").mean())
-    return units.filter(pl.col("alone") > _ALONE)["unit"]
+    return units.filter(pl.col("alone") > _HARDLY)["unit"]
 
 
 def _moved(pieces: pl.DataFrame, account: str, detail: str | None = None) -> pl.DataFrame:
