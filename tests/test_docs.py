@@ -77,7 +77,7 @@ def run_blocks(page, names):
         assert shown is None or printed.getvalue() == shown, f"{page.name}:{line}"
 
 
-WITH_FIXTURES = {"README.md", "capture.md"}  # their blocks need a model, or workers: see below
+WITH_FIXTURES = {"capture.md"}  # its blocks need workers: see below
 LIVE = {"extending.md", "goodput.md", "resume.md", "start.md", "studies.md", "tune.md"}  # which train, or measure
 ALONE = [
     pytest.param(page, marks=pytest.mark.live if page.name in LIVE else (), id=page.name)
@@ -103,27 +103,6 @@ def test_every_block_has_a_language():
         opened = re.findall(r"^ *```(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
         assert set(opened[::2]) <= KINDS, page.name
         assert set(opened[1::2]) <= {""}, page.name  # none is left open
-
-
-@pytest.mark.live
-def test_the_readme_runs_with_a_model_and_data(reader):
-    keras, tf = pytest.importorskip("keras"), pytest.importorskip("tensorflow")
-
-    def build():
-        keras.utils.set_random_seed(3)
-        rows = tf.reshape(tf.range(1600 * 4, dtype="float32"), (1600, 4)) / 6400
-        data = tf.data.Dataset.from_tensor_slices((rows, rows[:, :1])).shuffle(64, seed=1).batch(8)
-        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        return model, data
-
-    model, data = build()
-    names = {"model": model, "data": data, "build": build}
-    run_blocks(ROOT / "README.md", names)
-    assert len(names["tpu"].steps) == len(names["phases"].steps) == 600
-    assert names["start"].step == 500
-    assert names["tuning"].messages  # the result, or why nothing was tried
-    assert [spec.dtype for spec in names["data"].element_spec] == [tf.float32, tf.float32]
 
 
 @pytest.fixture

@@ -33,6 +33,8 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
 LINES, FILES = 67_150, 282  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
+README_WORDS, PAGES, WORDS = 700, 18, 33_300  # of README; of docs beside what is generated or for machines
+GENERATED = {"SKILL.md", "causes.md", "glossary.md"}
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
@@ -81,3 +83,11 @@ def test_the_package_without_studies_is_no_larger_than_its_ceiling():
 def test_the_door_has_no_more_names_than_it_may():
     namespaces = {"analysis", "charts", "checkpoint", "sources", "studies", "testing", "tuning"}
     assert len({*tp.__all__} - namespaces) <= DOOR
+
+
+def test_readme_and_docs_are_no_longer_than_they_may():
+    pages = [page for page in (ROOT.parent / "docs").glob("*.md") if page.name not in GENERATED]
+    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in [ROOT.parent / "README.md", *pages]}
+    assert words.pop("README.md") <= README_WORDS
+    assert len(words) <= PAGES, words
+    assert sum(words.values()) <= WORDS, words
