@@ -1,6 +1,6 @@
 """The results that the notebooks open with: a sentence and a table, from the runs that come with tpunb.
 
-``python tests/notebook_results.py`` writes them into the first cells, and the observations into docs/studies.md.
+``python tests/notebook_results.py`` writes them into the first cells, and the observations into ``paper/README.md``.
 """
 
 import json
@@ -16,7 +16,7 @@ from tpunb.studies.paper.balances import V2, V3
 from tpunb.studies.sweeps import paradnn
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-PAGE = NOTEBOOKS.parent / "docs" / "studies.md"
+PAGE = NOTEBOOKS / "paper" / "README.md"
 BEGIN, END = "<!-- observations: written by tests/notebook_results.py -->", "<!-- end -->"
 BERT, DCGAN = ("bert-squad", "bert-mrpc", "bert-mnli", "bert-cola"), ("dcgan-cifar10", "dcgan-mnist")
 RUNS = (*BERT, *DCGAN, "qanet-squad", "retinanet-coco", "resnet-imagenet")
@@ -168,7 +168,7 @@ def tuning():
 
 
 def of_paper():
-    """The rows of Observations 3 to 6 in docs/studies.md."""
+    """The rows of Observations 3 to 6 in notebooks/paper/README.md."""
     rows = []
     for row in observations(*measured()).iter_rows(named=True):
         shown = f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
@@ -223,7 +223,7 @@ def page(text):
 
 
 def write():
-    """Write the results under the titles of the notebooks, and into docs/studies.md."""
+    """Write the results under the titles of the notebooks, and into notebooks/paper/README.md."""
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     for name in RESULTS:
         path = NOTEBOOKS / name

@@ -275,12 +275,12 @@ def test_a_closed_pipe_ends_it_without_a_traceback(tmp_path):
     assert (report.wait(300), errors) == (141, b"")
 
 
-# -- docs/ci.md -------------------------------------------------------------------------------------------------------
+# -- In CI, in docs/report.md ------------------------------------------------------------------------------------------
 
 
 def workflow():
     """The commands of each step of the workflow by its name."""
-    page = (ROOT / "docs" / "ci.md").read_text()
+    page = (ROOT / "docs" / "report.md").read_text()
     text = page.partition("```yaml\n")[2].partition("```")[0]
     steps = {}
     for step in text.split("      - name: ")[1:]:
@@ -295,7 +295,7 @@ def workflow():
 def test_the_workflow_is_yaml_with_its_steps():
     assert [*workflow()] == ["Install", "Train", "Fetch the baseline", "Report", "Compare"]
     yaml = pytest.importorskip("yaml")
-    text = (ROOT / "docs" / "ci.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    text = (ROOT / "docs" / "report.md").read_text().partition("```yaml\n")[2].partition("```")[0]
     assert [*yaml.safe_load(text)["jobs"]] == ["speed"]
 
 

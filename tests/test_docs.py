@@ -1,8 +1,10 @@
 """The documentation: its Python blocks run in order and print what is shown; links, files and messages exist."""
 
 import io
+import os
 import re
 import shutil
+import subprocess
 import sys
 import time
 import tomllib
@@ -17,6 +19,7 @@ from fake_cloud import FakeCloud
 from training_worker import worker
 
 import tpunb as tp
+from tpunb.instrument import LIBRARIES, remedies  # which wraps more
 from tpunb.profiler.capture import Status
 from tpunb.profiler.service_client import ProfilerClient
 from tpunb.profiler.sources import address as address_module
@@ -24,10 +27,23 @@ from tpunb.testing import FakeProfiler
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-PYTHON = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+PAGES.append(ROOT / "notebooks" / "paper" / "README.md")
+ABOVE = re.compile(r"^<!-- (.*) -->\n```", re.MULTILINE)
+"""What stands above a block that is not run here: what it needs, or "tests" above the command of README."""
+PYTHON = re.compile(r"(?<!-->\n)^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 """A block of Python and, if one follows directly, the block of its output."""
+COMMANDS = re.compile(r"(?<!-->\n)^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 KINDS = {"python", "bash", "text", "yaml", ""}  # of blocks: what is not Python is not run
+ORDER = (  # of the pages in the index
+    *("start", "report", "causes", "steps", "capture", "process", "profiles", "phases", "resume", "tune", "pods"),
+    *("studies", "compared", "glossary"),
+)
+BELOW = """[SKILL.md](SKILL.md) is for an assistant that has a terminal. See also the [README](../README.md),
+[contributing](../CONTRIBUTING.md) and the [changelog](../CHANGELOG.md). The notebooks in `notebooks/` cover the same
+ground with output. This page is written by `python tests/test_docs.py`.
+"""
+BEGIN, END = "<!-- wrapped: written by tests/test_docs.py -->", "<!-- end -->"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -78,7 +94,7 @@ def run_blocks(page, names):
 
 
 WITH_FIXTURES = {"capture.md"}  # its blocks need workers: see below
-LIVE = {"extending.md", "goodput.md", "resume.md", "start.md", "studies.md", "tune.md"}  # which train, or measure
+LIVE = {"resume.md", "start.md", "steps.md", "studies.md", "tune.md"}  # which train, or measure
 ALONE = [
     pytest.param(page, marks=pytest.mark.live if page.name in LIVE else (), id=page.name)
     for page in PAGES
@@ -89,6 +105,58 @@ ALONE = [
 @pytest.mark.parametrize("document", ALONE)
 def test_python_blocks_run_and_print_what_is_shown(document, reader):
     run_blocks(document, {})
+
+
+TRAINING = """
+import jax
+import jax.numpy as jnp
+
+step = jax.jit(lambda weights, batch: weights - 0.1 * jax.grad(lambda w: jnp.mean((batch @ w) ** 2))(weights))
+weights, batch = jnp.ones(8), jnp.ones((16, 8))
+for number in range(200):
+    weights = step(weights, batch)
+"""
+"""The `train.py` of the pages."""
+
+
+@pytest.fixture
+def terminal(reader, tmp_path, monkeypatch):
+    """The folder of the reader at a terminal, with a program, and ``python`` and ``tpunb`` of this environment."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, words in {"python": "", "tpunb": "-m tpunb"}.items():
+        (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+        (tools / name).chmod(0o755)
+    (tmp_path / "train.py").write_text(TRAINING)
+    shutil.copytree(ROOT / "datasets" / "sample_profiles" / "slow_loader", tmp_path / "runs" / "slow")
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if COMMANDS.search(page.read_text("utf-8"))], ids=lambda p: p.name
+)
+def test_commands_run_one_after_the_other(page, terminal):
+    pytest.importorskip("jax")
+    for block in COMMANDS.findall(page.read_text(encoding="utf-8")):
+        for command in block.splitlines():
+            done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+            assert done.returncode < 64, (command, done.stderr)  # from there on: wrong usage, no such run or command
+            assert "Traceback" not in done.stderr
+
+
+def test_blocks_that_are_not_run_say_what_they_need():
+    for page in PAGES:
+        marks = ABOVE.findall(page.read_text(encoding="utf-8"))
+        assert [mark for mark in marks if mark != "tests" and not mark.startswith("needs: ")] == [], page.name
+
+
+def test_no_command_installs_tpunb_by_its_name():
+    """It is on no index: a clone or a URL is installed."""
+    by_name = re.compile(r"pip install[^\n]*[ ']tpunb\b(?!\.git)")
+    assert {page.name: found for page in PAGES if (found := by_name.findall(page.read_text(encoding="utf-8")))} == {}
 
 
 def test_blocks_import_tpunb_by_its_front_door():
@@ -175,9 +243,40 @@ def test_named_files_exist():
     assert [name for name in sorted(named) if not list(ROOT.glob(name.rstrip("/")))] == []
 
 
-def test_the_index_lists_every_page():
-    pages = {page.name for page in PAGES if page.parent == ROOT / "docs"} - {"index.md"}
-    assert pages == {found[1] for found in LINK.finditer(prose(ROOT / "docs" / "index.md")) if "/" not in found[1]}
+def index():
+    """Return the page with the title and the first sentence of each page."""
+    lines = ["# tpunb documentation\n\nBegin with [Read your first verdict](start.md).\n\n"]
+    for name in ORDER:
+        title, text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8").removeprefix("# ").split("\n\n")[:2]
+        sentence = re.match(r".*?[.?!](?= [A-Z`]|$)", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", " ".join(text.split())))[0]
+        lines.append(f"- [{title}]({name}.md): {sentence}\n")
+    return f"{''.join(lines)}\n{BELOW}"
+
+
+def wrapped():
+    """Return what a capture wraps of each library as a table of Markdown."""
+    assert remedies.LOADER in remedies.LOADER.library.attributes
+    rows = ["| library | tried | attributes |", "|---|---|---|"]
+    for library in (module.LIBRARY for module in LIBRARIES):
+        names = ", ".join(dict.fromkeys(f"`{attribute.path}`" for attribute in library.attributes))
+        rows.append(f"| {library.package} | {' to '.join(dict.fromkeys(library.tried))} | {names} |")
+    return "\n".join(rows)
+
+
+def with_wrapped(page):
+    """Return the page with the table of what is wrapped."""
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n{wrapped()}\n{END}{rest.split(END)[1]}"
+
+
+def test_the_index_and_what_is_wrapped_are_generated():
+    """If this fails: ``python tests/test_docs.py``."""
+    assert {f"{name}.md" for name in ORDER} | {"index.md", "SKILL.md"} == {
+        page.name for page in (ROOT / "docs").glob("*.md")
+    }
+    assert (ROOT / "docs" / "index.md").read_text(encoding="utf-8") == index()
+    process = (ROOT / "docs" / "process.md").read_text(encoding="utf-8")
+    assert process == with_wrapped(process)
 
 
 def explained_messages(page):
@@ -211,7 +310,8 @@ def test_versions_on_the_pages_are_those_of_pyproject():
 
 
 def test_extras_on_the_pages_exist():
-    stated = {name for page in PAGES for name in re.findall(r"'(?:tpunb|\.)\[([\w,]+)\]'", page.read_text("utf-8"))}
+    named = re.compile(r"'\.\[([\w,]+)\]'|\bextra `(\w+)`")
+    stated = {"".join(names) for page in PAGES for names in named.findall(page.read_text(encoding="utf-8"))}
     assert {name for names in stated for name in names.split(",")} <= set(PROJECT["optional-dependencies"])
     assert stated
 
@@ -249,3 +349,9 @@ def test_the_verdict_in_the_first_lines_is_that_of_the_sample():
 def test_pictures_are_small():
     for name in ("explorer-light.png", "explorer-dark.png"):
         assert (ROOT / "docs" / "pictures" / name).stat().st_size < 200_000
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "index.md").write_text(index(), encoding="utf-8")
+    page = ROOT / "docs" / "process.md"
+    page.write_text(with_wrapped(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -21,7 +21,7 @@ FRAMES = {  # in the order of the modules, whichever was imported first
 }
 SCHEMAS = {name: getattr(sys.modules[frame.home], name) for name, frame in FRAMES.items()}
 GLOSSARY = Path(__file__).parents[1] / "docs" / "glossary.md"
-GOODPUT = GLOSSARY.with_name("goodput.md")
+REPORT = GLOSSARY.with_name("report.md")
 INTRO = """# Glossary
 
 Every term of the frames that `tpunb` returns, in one sentence each. `tpunb.schema` holds the same definitions in code;
@@ -184,7 +184,7 @@ def accounts():
 
 
 def test_the_table_of_accounts_is_generated_from_the_schema():
-    page = GOODPUT.read_text(encoding="utf-8")
+    page = REPORT.read_text(encoding="utf-8")
     assert TABLE.search(page).group() == accounts(), "run python tests/test_schema.py"
 
 
@@ -200,4 +200,4 @@ def test_accounts_are_listed_once():
 
 if __name__ == "__main__":
     GLOSSARY.write_text(glossary(), encoding="utf-8")
-    GOODPUT.write_text(TABLE.sub(lambda _: accounts(), GOODPUT.read_text(encoding="utf-8")), encoding="utf-8")
+    REPORT.write_text(TABLE.sub(lambda _: accounts(), REPORT.read_text(encoding="utf-8")), encoding="utf-8")

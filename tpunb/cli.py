@@ -319,7 +319,7 @@ def _print_end(folder: str, runs: Mapping[str, Process], ending: str | None, ear
     from tpunb.io.job_folder import RANK
 
     if not runs:
-        rounds = "rounds of another library are steps by `with run.step(i):`, see docs/capture.md"
+        rounds = "rounds of another library are steps by `with run.step(i):`, see docs/steps.md"
         _print(f"nothing was captured: no process that can be captured imported {_FRAMEWORKS}; {rounds}")
         return
     top, where = Path(folder), {path: Path(path) for path in runs}

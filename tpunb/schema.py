@@ -621,7 +621,7 @@ class Account(NamedTuple):
     metric: str
     """Its column in `tpunb.analysis.account_metrics`."""
     content: str
-    """What its time is; Markdown, as in ``docs/goodput.md``."""
+    """What its time is; Markdown, as in ``docs/report.md``."""
     detail: str = ""
     """What its details name."""
     phrase: str = ""
