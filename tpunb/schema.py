@@ -46,6 +46,7 @@ TERMS: dict[str, str] = {
     "run": "One execution of a training program under a capture.",
     "step": "One pass of the training loop, from one batch to the next, or one step of evaluation or prediction.",
     "window": "A time span in which the profiler traced the run.",
+    "budget": "Largest share of run time that windows may cost: 2 to 10 % by the length of the run, if none is given.",
     "event": "One record of a raw profile, such as a function on a host thread or a kernel on a device.",
     "operation": "All events with one canonical name on one side, host or device, such as MatMul or fusion.",
     "host": "A machine that runs a part of the job.",
@@ -56,6 +57,7 @@ TERMS: dict[str, str] = {
     "phase": "A group of steps with similar operations.",
     "step time without waits": "Step time without callbacks and input wait, of far slower steps the median.",
     "outliers": "Steps that a method assigns to no phase, or that last far longer than their phase, labelled -1.",
+    "null": "What a profile does not contain: it is never 0, and left out of means and sums.",
     "sweep": "Measurements of one model at many sizes, its points, on one device.",
     "checkpoint": "The saved state of a training, from which a run can resume.",
 }
