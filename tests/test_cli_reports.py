@@ -275,13 +275,14 @@ def test_a_closed_pipe_ends_it_without_a_traceback(tmp_path):
     assert (report.wait(300), errors) == (141, b"")
 
 
-# -- In CI, in docs/report.md ------------------------------------------------------------------------------------------
+# -- docs/speed.yml ----------------------------------------------------------------------------------------------------
+
+WORKFLOW = ROOT / "docs" / "speed.yml"
 
 
 def workflow():
     """The commands of each step of the workflow by its name."""
-    page = (ROOT / "docs" / "report.md").read_text()
-    text = page.partition("```yaml\n")[2].partition("```")[0]
+    text = WORKFLOW.read_text()
     steps = {}
     for step in text.split("      - name: ")[1:]:
         name, _, rest = step.partition("\n")
@@ -295,8 +296,7 @@ def workflow():
 def test_the_workflow_is_yaml_with_its_steps():
     assert [*workflow()] == ["Install", "Train", "Fetch the baseline", "Report", "Compare"]
     yaml = pytest.importorskip("yaml")
-    text = (ROOT / "docs" / "report.md").read_text().partition("```yaml\n")[2].partition("```")[0]
-    assert [*yaml.safe_load(text)["jobs"]] == ["speed"]
+    assert [*yaml.safe_load(WORKFLOW.read_text())["jobs"]] == ["speed"]
 
 
 @pytest.mark.live

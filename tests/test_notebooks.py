@@ -132,7 +132,7 @@ def test_a_notebook_names_in_its_first_cell_what_it_needs(name):
     more = {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names, *BY_README}
     assert more <= {"jax"}
     for name in more:
-        assert f"pip install 'tpunb[{name}]'" in first
+        assert f"pip install -e '.[{name}]'" in first
         used = [at for at, source in enumerate(python) if re.search(rf"\b{name}\b", source)]
         assert f'{name} = need("{name}", extra="{name}")' in python[used[0]]
 

@@ -57,6 +57,8 @@ TERMS: dict[str, str] = {
     "phase": "A group of steps with similar operations.",
     "step time without waits": "Step time without callbacks and input wait, of far slower steps the median.",
     "outliers": "Steps that a method assigns to no phase, or that last far longer than their phase, labelled -1.",
+    "exclusive time": "Step time without waits for input or ranks, callbacks, saves, evaluation, startup and the like.",
+    "comparable steps": "Steps of one phase by the default method.",
     "null": "What a profile does not contain: it is never 0, and left out of means and sums.",
     "sweep": "Measurements of one model at many sizes, its points, on one device.",
     "checkpoint": "The saved state of a training, from which a run can resume.",
@@ -623,7 +625,7 @@ class Account(NamedTuple):
     metric: str
     """Its column in `tpunb.analysis.account_metrics`."""
     content: str
-    """What its time is; Markdown, as in ``docs/report.md``."""
+    """What its time is; Markdown, as in ``docs/glossary.md``."""
     detail: str = ""
     """What its details name."""
     phrase: str = ""
@@ -743,7 +745,7 @@ ACCOUNTS = {
         ),
         Account(
             *("lost progress", "#2d2d78", "Training that was lost and repeated", "lost"),
-            "of an attempt of a [job](#jobs), from its first step that a later attempt trained again to its end",
+            "of an attempt of a [job](report.md#jobs), from its first step that a later one trained again to its end",
             "account in which the time of the attempt is",
             phrase="of lost progress",
             clocked=False,
