@@ -29,7 +29,7 @@ from tpunb.testing import FakeProfiler
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES.append(ROOT / "notebooks" / "paper" / "README.md")
+PAGES += [ROOT / "SECURITY.md", ROOT / "notebooks" / "paper" / "README.md"]
 ABOVE = re.compile(r"^<!-- (.*) -->\n```", re.MULTILINE)
 """What stands above a block that is not run here: what it needs, or "tests" above the command of README."""
 PYTHON = re.compile(r"(?<!-->\n)^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
