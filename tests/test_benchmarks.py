@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stand_in import StandIn
+from tracked import tracked
 
 import tpunb as tp
 from tpunb.io import xplane
@@ -268,7 +269,7 @@ def claimed(*pages):
     return sorted({name for text in texts for name in re.findall(r"`(?:python )?benchmarks/(\w+\.py)", text)})
 
 
-DOCUMENTED = claimed(*COMPARED.parent.glob("*.md"))
+DOCUMENTED = claimed(*tracked("docs", ending=".md"))
 
 
 def test_the_table_of_claims_names_scripts_that_exist():

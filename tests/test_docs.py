@@ -18,6 +18,7 @@ from pkgutil import iter_modules
 import pytest
 from examples import is_thorough
 from fake_cloud import FakeCloud
+from tracked import tracked
 from training_worker import worker
 
 import tpunb as tp
@@ -28,7 +29,7 @@ from tpunb.profiler.sources import address as address_module
 from tpunb.testing import FakeProfiler
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *tracked("docs", ending=".md")]
 PAGES += [ROOT / "SECURITY.md", ROOT / "notebooks" / "paper" / "README.md"]
 ABOVE = re.compile(r"^<!-- (.*) -->\n```", re.MULTILINE)
 """What stands above a block that is not run here: what it needs, or "tests" above the command of README."""

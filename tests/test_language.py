@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tracked import tracked
 
 ROOT = Path(__file__).parents[1]
 DIALECT = {
@@ -33,8 +34,8 @@ LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"|`((?:[^`\\]|\\.)*)`')
 FILES = sorted(
     [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-        *(ROOT / "docs").glob("*.md"),
-        *(ROOT / "notebooks").rglob("*.ipynb"),
+        *tracked("docs", ending=".md"),
+        *tracked("notebooks", ending=".ipynb"),
         *(ROOT / "tpunb").rglob("*.py"),
         *(ROOT / "tpunb").rglob("*.js"),
     ]

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 from notebook_results import PAGE, RESULTS, markdown, page
+from tracked import tracked
 from warm_python import TENSORFLOW, warm_kernels
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-BOOKS = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
-PAPER = sorted(f"paper/{path.name}" for path in (NOTEBOOKS / "paper").glob("*.ipynb"))
+PAPER = [f"paper/{path.name}" for path in tracked("notebooks/paper", ending=".ipynb")]
+BOOKS = [path.name for path in tracked("notebooks", ending=".ipynb") if path.parent == NOTEBOOKS]
 READING = ("05_pods.ipynb", "paper/4_datasets.ipynb")
 """Those that only read what comes with tpunb: their cells run in the process of the test, without a kernel."""
 
