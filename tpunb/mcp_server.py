@@ -29,7 +29,7 @@ from tpunb.analysis.report import report
 from tpunb.analysis.roofline import roofline
 from tpunb.analysis.run import phases
 from tpunb.analysis.slowdown import slowdown
-from tpunb.errors import NoSteps, ProfileNotFound, TpunbError, need, not_kept
+from tpunb.errors import BadProfile, NoSteps, ProfileNotFound, TpunbError, brief, need, not_kept
 from tpunb.frames import Phases, Profile
 from tpunb.frames.conversion import read_file
 from tpunb.io import load
@@ -47,6 +47,7 @@ _FILES = 100_000  # of a run
 _AROUND, _SOURCE_BYTES = 3, 1 << 20  # lines before and after a source line; of its file
 
 _TYPES = {"str": "string", "str | None": "string", "int": "integer", "int | None": "integer", "bool": "boolean"}
+_KINDS = {"string": str, "integer": int, "boolean": bool}
 _PARAMETERS = {
     "name": "Id or name of a cause, as report returns it.",
     "run": "Name of a run, as list_runs returns it, or the path of a profile in the folder.",
@@ -112,8 +113,7 @@ class RunTools:
             if RUN in files:
                 folders.clear()
                 with suppress(FileNotFoundError):
-                    changed = Path(parent, RUN).lstat().st_mtime_ns
-                    found.append((changed, Path(parent).relative_to(self.root).as_posix()))
+                    found.append((_begun_ns(Path(parent, RUN)), Path(parent).relative_to(self.root).as_posix()))
         names = [name for _, name in sorted(found, reverse=True)[: _bounded(limit)]]
         return {"runs": {"total": len(found), "rows": [self._listed(name) for name in names]}}
 
@@ -291,6 +291,15 @@ def _row(path: Path, _stamp: _Stamp) -> dict[str, Any]:
         return _present(history.run_row(load(path)))
 
 
+def _begun_ns(file: Path) -> int:
+    """Return when a run began, by its facts; of one without, when these changed."""
+    info = file.lstat()
+    with suppress(BadProfile, OSError, ValueError, LookupError, TypeError, RecursionError):
+        if stat.S_ISREG(info.st_mode) and isinstance(begun_ns := json.loads(read_file(file))["origin_ns"], int):
+            return begun_ns
+    return info.st_mtime_ns
+
+
 def _is_hidden(path: PurePath) -> bool:
     """Return whether a part of a path is hidden, or leads upwards."""
     return any(part.startswith(".") for part in path.parts)
@@ -314,11 +323,17 @@ def _schema(tool: Callable[..., Any]) -> dict[str, Any]:
 
 def _checked(tool: str, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments that are valid by a schema, those that are null left out."""
-    from jsonschema import Draft202012Validator
-
-    given = {name: value for name, value in arguments.items() if value is not None}
-    for error in Draft202012Validator(schema).iter_errors(given):
-        raise TpunbError(f"{tool}: {error.message}", hint=f"parameters: {', '.join(schema['properties'])}")
+    given, hint = (
+        {name: value for name, value in arguments.items() if value is not None},
+        ", ".join(schema["properties"]),
+    )
+    for name in (*schema["required"], *given):
+        kind = schema["properties"].get(name, {}).get("type")
+        if name not in given or kind is None or type(given[name]) is not _KINDS[kind]:
+            problem = f"is {brief(given[name])}, not of type {kind}" if kind and name in given else "is required"
+            raise TpunbError(
+                f"{tool}: {cut(name)} {problem if kind else 'is no parameter'}", hint=f"parameters: {hint}"
+            )
     return given
 
 

@@ -156,7 +156,7 @@ def rates_of(
     }
     parts = [
         ("train", None, training),
-        *((grouped.names[of], of, rows.filter(phase=of)) for of in grouped.frame["phase"]),
+        *((grouped.names[of], of, rows.filter(phase=of)) for of in grouped.aggregates["phase"]),
     ]
     frame = pl.DataFrame(
         [_row(name, of, those, works, chip, attention, rows) for name, of, those in parts if len(those)],
