@@ -12,7 +12,7 @@ import pytest
 
 import tpunb as tp
 from tpunb import cli
-from tpunb.errors import BadProfile, MissingExtra, TpunbError
+from tpunb.errors import BadProfile, MissingExtra, TpunbError, install
 from tpunb.frames.standing import Standing
 from tpunb.instrument import LIBRARIES
 from tpunb.io import py_spy
@@ -260,7 +260,7 @@ def test_without_py_spy_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(py_spy.shutil, "which", lambda *_, **__: None)
     with pytest.raises(MissingExtra) as raised:
         attach.attach(os.getpid(), 1, "runs/x")
-    assert raised.value.hint == "pip install 'tpunb[attach]'"
+    assert raised.value.hint == install("attach")
     assert py_spy.line(os.getpid()) is None
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from fake_cloud import FakeCloud, worker
 
-from tpunb.errors import MissingExtra, TpunbError
+from tpunb.errors import MissingExtra, TpunbError, install
 from tpunb.profiler.sources import cloud_tpu
 from tpunb.profiler.sources.cloud_tpu import TPU
 
@@ -284,7 +284,7 @@ def test_without_the_client_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cloud_tpu_client", None)
     with pytest.raises(MissingExtra, match=r"^cloud-tpu-client is not installed") as caught:
         found("bert", zone="here-a", project="lab")
-    assert caught.value.hint == "pip install 'tpunb[tpu]'"
+    assert caught.value.hint == install("tpu")
 
 
 def test_the_client_is_not_needed_where_the_api_is_not_asked(monkeypatch):

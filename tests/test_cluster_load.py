@@ -12,7 +12,7 @@ from simulate.pod import LOSSES, Fault, pod
 from simulate.step_program import step_program
 
 import tpunb as tp
-from tpunb.errors import NoSteps
+from tpunb.errors import NoSteps, install
 from tpunb.io import cluster_load, dask_engine, formats, storage
 from tpunb.io.host_files import HostFile, distinct, strangers
 from tpunb.step_stats.merge_hosts import of_job
@@ -340,7 +340,7 @@ def test_without_distributed_the_extra_is_named(lossy, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(tp.TpunbError, match="distributed is not installed") as caught:
         tp.load(lossy, client="tcp://127.0.0.1:9")
-    assert caught.value.hint == "pip install 'tpunb[dask]'"
+    assert caught.value.hint == install("dask")
 
 
 @pytest.mark.parametrize("wrong", [5, object()], ids=["number", "object"])

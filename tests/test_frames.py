@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tpunb as tp
 from tpunb import schema
-from tpunb.errors import BadProfile, MissingExtra, TpunbError
+from tpunb.errors import BadProfile, MissingExtra, TpunbError, install
 from tpunb.frames import Phase, Phases, Profile, Steps
 from tpunb.frames.phases import Labels
 from tpunb.testing import toy_events, toy_steps
@@ -535,7 +535,7 @@ def test_without_pandas_the_extra_is_named(noun, table, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra, match=f"^{package} is not installed") as caught:
         noun.to_pandas()
-    assert caught.value.hint == "pip install 'tpunb[pandas]'"
+    assert caught.value.hint == install("pandas")
 
 
 def test_productive_time_is_own_time_up_to_the_median_as_in_goodput():

@@ -1,13 +1,20 @@
 """The names that ``import tpunb as tp`` offers, and the errors."""
 
 import inspect
+import json
+import re
 import subprocess
+import tomllib
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from warm_python import NOTEBOOK, warm_python
 
 import tpunb as tp
+
+ROOT = Path(__file__).parents[1]
 
 VERBS = [
     *("advise", "capture", "checkpointing", "checkpoints", "compare", "explore", "goodput", "hosts", "job", "load"),
@@ -99,10 +106,57 @@ def test_one_class_to_catch_and_each_kind_a_built_in_too():
 
 
 def test_a_missing_package_names_its_extra():
-    from tpunb.errors import MissingExtra, need
+    from tpunb.errors import MissingExtra, install, need
 
     with pytest.raises(MissingExtra, match="no_such_package is not installed") as caught:
         need("no_such_package", extra="lab")
-    assert caught.value.hint == "pip install 'tpunb[lab]'"
-    line = "MissingExtra: no_such_package is not installed: pip install 'tpunb[lab]'"
+    assert caught.value.hint == install("lab")
+    line = f"MissingExtra: no_such_package is not installed: {install('lab')}"
     assert caught.value._render_traceback_() == [line]  # all that a notebook shows
+
+
+def test_a_missing_package_of_the_base_names_what_reads_or_shows_runs():
+    from tpunb.errors import MissingExtra, extras_named, install
+
+    for module, extra, use in [
+        ("numba.core", "report", "to read runs"),
+        ("altair", "notebook", "for charts and panels"),
+    ]:
+        message = f"^{module.partition('.')[0]} is not installed.*{use}"
+        with pytest.raises(MissingExtra, match=message) as caught, extras_named():
+            raise ModuleNotFoundError(name=module)
+        assert caught.value.hint == install(extra)
+    with pytest.raises(ModuleNotFoundError, match="theirs"), extras_named():
+        raise ModuleNotFoundError("theirs", name="a_module_of_the_program")
+
+
+@pytest.mark.parametrize(
+    ("facts", "command"),
+    [
+        (None, "pip install 'tpunb[lab]'"),
+        ({"url": "file:///a/tpunb.whl"}, "pip install 'tpunb[lab] @ file:///a/tpunb.whl'"),
+        (
+            {"url": "https://a/b", "vcs_info": {"vcs": "git", "commit_id": "0a1"}},
+            "pip install 'tpunb[lab] @ git+https://a/b@0a1'",
+        ),
+    ],
+)
+def test_an_extra_is_installed_from_where_the_package_is_from(facts, command, monkeypatch, tmp_path):
+    from tpunb import errors
+
+    assert errors.install("lab") == f"pip install -e '{ROOT}[lab]'"
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "tpunb" / "errors.py"))
+    file = SimpleNamespace(read_text=lambda name: facts and json.dumps(facts))
+    monkeypatch.setattr(errors, "distribution", lambda name: file)
+    assert errors.install("lab") == command
+
+
+def test_every_package_beyond_the_base_has_its_extra():
+    from tpunb.errors import _EXTRAS
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    packages = metadata.packages_distributions()
+    for extra in ("report", "notebook"):
+        listed = {re.match(r"[\w-]+", each)[0] for each in extras[extra]} - {"tpunb", "tqdm"}  # a bar is no need
+        named = {packages[module][0] for module, of in _EXTRAS.items() if of == extra} - {"traitlets"}
+        assert listed == named

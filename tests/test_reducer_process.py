@@ -94,7 +94,7 @@ def test_windows_are_left_to_readers_once_it_has_ended(monkeypatch, tmp_path):
         train_until(run, lambda: traced(run) > 0)
         for each in processes_of(os.getpid()):
             each.kill()
-        train_until(run, lambda: len(run._session.recorder._unreduced) >= 2, first=100_000)
+        train_until(run, lambda: run._session.recorder.left >= 2, first=100_000)
     assert any("reduces windows ended" in message for message in facts(run)["profiler_messages"])
     assert facts(run)["state"] == "finished"
     unreduced = len([*(tmp_path / "run" / "unreduced").iterdir()])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from optional import lazy
 
 import tpunb as tp
-from tpunb.errors import BadProfile, MissingExtra
+from tpunb.errors import BadProfile, MissingExtra, install
 from tpunb.io import riegeli, storage, xplane
 from tpunb.io.host_files import ENDINGS
 from tpunb.testing import toy_window
@@ -83,7 +83,7 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "brotli", None)
     with pytest.raises(MissingExtra, match="brotli is not installed") as caught:
         tp.load(CAPTURE)
-    assert caught.value.hint == "pip install 'tpunb[riegeli]'"
+    assert caught.value.hint == install("riegeli")
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------

@@ -893,7 +893,7 @@ def test_a_damaged_run_json_is_named(tmp_path, text):
 @pytest.mark.parametrize(
     ("version", "whose", "hint"),
     [
-        (run_folder.VERSION + 1, "a later", "pip install --upgrade tpunb"),
+        (run_folder.VERSION + 1, "a later", "install a later tpunb"),
         (1, "an earlier", "record it again, or read it with the tpunb that wrote it"),
     ],
 )

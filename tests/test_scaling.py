@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import tpunb as tp
 from tpunb import schema
 from tpunb.charts import render
-from tpunb.errors import MissingExtra, ProfileNotFound, TpunbError
+from tpunb.errors import MissingExtra, ProfileNotFound, TpunbError, install
 from tpunb.frames.steps import WallClock
 from tpunb.studies.scaling import Scaling, charts, columns, mlperf_runs
 from tpunb.studies.scaling import analysis as scaling
@@ -284,7 +284,7 @@ def test_a_missing_parser_names_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlperf_logging", None)
     with pytest.raises(MissingExtra, match="mlperf_logging is not installed") as caught:
         scaling.mlperf(tmp_path)
-    assert caught.value.hint == "pip install 'tpunb[mlperf]'"
+    assert caught.value.hint == install("mlperf")
 
 
 value = st.recursive(

@@ -29,7 +29,7 @@ from stand_in import xspace
 
 import tpunb as tp
 from tpunb import schema
-from tpunb.errors import BadProfile, MissingExtra, ProfileNotFound
+from tpunb.errors import BadProfile, MissingExtra, ProfileNotFound, install
 from tpunb.io import logdir, storage
 from tpunb.io.run_writer import RunWriter
 from tpunb.protobuf.table import Messages
@@ -371,7 +371,7 @@ def test_an_unknown_protocol_is_a_wrong_argument():
 
 @pytest.mark.parametrize(
     ("url", "package", "hint"),
-    [("gs://b/x", "gcsfs", "pip install 'tpunb[gcs]'"), ("s3://b/x", "s3fs", "install the package named above")],
+    [("gs://b/x", "gcsfs", install("gcs")), ("s3://b/x", "s3fs", "install the package named above")],
 )
 def test_a_protocol_without_its_package_has_an_install_hint(monkeypatch, url, package, hint):
     registry = pytest.importorskip("fsspec.registry")

@@ -15,13 +15,15 @@ from typing import Any
 import lazy_loader
 
 from tpunb import signals
+from tpunb.errors import extras_named
 
 _import_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
     if name != "__version__":
-        return _import_name(name)
+        with extras_named():
+            return _import_name(name)
     from importlib import metadata
 
     try:

@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tpunb.errors import TpunbError
+from tpunb.errors import TpunbError, extras_named, install
 from tpunb.profiler import child_capture
 from tpunb.text import cut, duration, earlier_run, format_error, percent, plain, plural, relative, short_time
 
@@ -361,7 +361,7 @@ def _read(command: str, words: Sequence[str]) -> int:
     add_options(parser)
     try:
         options = parser.parse_args(words)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), extras_named():
             warnings.showwarning = lambda message, *_: _print(str(message))
             code = answer(options)
             sys.stdout.flush()
@@ -680,7 +680,7 @@ _COMMANDS: dict[str, tuple[str, str, Callable[..., None], Callable[..., int]]] =
     "attach": (
         "Observe a training that was started without tpunb, from outside, and report on what was seen.\n"
         "Nothing runs in the process, and nothing stays there. Ctrl-C ends the observation. Steps are not counted.\n"
-        "Requires py-spy: pip install 'tpunb[attach]'\n\n"
+        f"Requires py-spy: {install('attach')}\n\n"
         "Exit code: 0; 3 if the training stands still.\n"
         "64 for wrong usage, 65 for a process that cannot be observed.",
         "tpunb attach 4711 --for 30s -o runs/bert",
@@ -725,7 +725,7 @@ _COMMANDS: dict[str, tuple[str, str, Callable[..., None], Callable[..., int]]] =
     ),
     "mcp": (
         "Answer a client of the Model Context Protocol, which starts this command, about the runs in a folder.\n"
-        "Nothing is written to the folder. Requires the package mcp: pip install 'tpunb[mcp]'",
+        f"Nothing is written to the folder. Requires the package mcp: {install('mcp')}",
         "tpunb mcp /home/me/runs",
         _mcp_options,
         _mcp,

@@ -15,12 +15,15 @@ Wrong arguments are plain ``ValueError`` or ``TypeError`` in scikit-learn's sent
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
 from numbers import Integral, Real
+from pathlib import Path
 from reprlib import Repr
 from types import ModuleType
 from typing import Any
@@ -64,12 +67,44 @@ class MissingExtra(TpunbError, ImportError):
         return [": ".join([type(self).__name__, *map(str, filter(None, [self, self.hint]))])]
 
 
+_EXTRAS = {  # of what is imported without `need`
+    **dict.fromkeys(("hdbscan", "kneed", "msgspec", "numba"), "report"),
+    **dict.fromkeys(("platformdirs", "scipy", "sklearn", "threadpoolctl"), "report"),
+    **dict.fromkeys(("altair", "anywidget", "cloudpickle", "ipywidgets", "traitlets", "vl_convert"), "notebook"),
+}
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra from where this package is from: a clone, a URL or an index."""
+    if (root := Path(__file__).parents[1]).joinpath("pyproject.toml").is_file():
+        return f"pip install -e '{root}[{extra}]'"
+    origin = ""
+    with suppress(PackageNotFoundError, KeyError, ValueError):  # PEP 610
+        facts = json.loads(distribution("tpunb").read_text("direct_url.json") or "{}")
+        vcs = facts.get("vcs_info")
+        origin = f" @ {vcs['vcs']}+{facts['url']}@{vcs['commit_id']}" if vcs else f" @ {facts['url']}"
+    return f"pip install 'tpunb[{extra}]{origin}'"
+
+
+@contextmanager
+def extras_named() -> Iterator[None]:
+    """Raise MissingExtra, whose hint installs it, where the block does not find a package of an extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in _EXTRAS:
+            raise
+        use = "to read runs" if _EXTRAS[name] == "report" else "for charts and panels"
+        raise MissingExtra(f"{name} is not installed, which is needed {use}", hint=install(_EXTRAS[name])) from error
+
+
 def need(module: str, *, extra: str) -> ModuleType:
-    """Import an optional package; MissingExtra, whose hint names the extra, if it is not installed."""
+    """Import an optional package; MissingExtra, whose hint installs the extra, if it is not installed."""
     try:
         return import_module(module)
     except ImportError as error:
-        raise MissingExtra(f"{module} is not installed", hint=f"pip install 'tpunb[{extra}]'") from error
+        raise MissingExtra(f"{module} is not installed", hint=install(extra)) from error
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:

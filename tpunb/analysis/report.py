@@ -448,7 +448,7 @@ def _json(content: Any) -> str:
 def _unrecorded(source: Path | str, profile: Profile | None) -> Iterator[dict[str, str]]:
     for line in () if profile is None else profile.misfits:
         what, _, shown_by = line.partition("\t")
-        yield _missing(what, shown_by or "a release of tpunb that knows it: pip install -U tpunb")
+        yield _missing(what, shown_by or "a later tpunb, which knows it")
     if isinstance(source, Path) and is_written(source):
         yield _missing("the rest of the run: it is still being written", "report again when it has ended")
 

@@ -14,7 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tpunb.errors import BadProfile, MissingExtra, TpunbError
+from tpunb.errors import BadProfile, MissingExtra, TpunbError, install
 from tpunb.step_stats.sample_places import CELL, is_program
 from tpunb.text import cut, plain
 
@@ -59,7 +59,7 @@ def program() -> str:
         "py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), sysconfig.get_path("scripts")])
     )
     if (found := beside or shutil.which("py-spy")) is None:
-        raise MissingExtra("py-spy is not installed", hint="pip install 'tpunb[attach]'")
+        raise MissingExtra("py-spy is not installed", hint=install("attach"))
     return found
 
 

@@ -607,7 +607,7 @@ def _facts(source: _Source, folder: Location) -> dict[str, Any]:
         raise BadProfile(
             f"{path}: run folder of version {version}, by {'a later' if later else 'an earlier'} tpunb; "
             f"this one reads 2 and {VERSION}",
-            hint="pip install --upgrade tpunb" if later else "record it again, or read it with the tpunb that wrote it",
+            hint="install a later tpunb" if later else "record it again, or read it with the tpunb that wrote it",
         )
     return facts
 

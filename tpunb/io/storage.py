@@ -25,7 +25,7 @@ from urllib.parse import unquote
 import numpy as np
 import numpy.typing as npt
 
-from tpunb.errors import BadProfile, MissingExtra, ProfileNotFound, TpunbError, wrong_type
+from tpunb.errors import BadProfile, MissingExtra, ProfileNotFound, TpunbError, install, wrong_type
 from tpunb.frames.conversion import METADATA_BYTES, open_file
 from tpunb.protobuf import LIMIT, PADDING
 from tpunb.text import format_error
@@ -332,7 +332,7 @@ def _contact(url: str, **options: Any) -> Location:
             fs, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         extra = next((extra for name, extra in (("gcsfs", "gcs"), ("aiohttp", "http")) if name in str(error)), None)
-        hint = f"pip install 'tpunb[{extra}]'" if extra else "install the package named above"
+        hint = install(extra) if extra else "install the package named above"
         raise MissingExtra(f"{url}: {format_error(error)}", hint=hint) from error
     fs.invalidate_cache()  # the listing of an earlier load may be old
     location = Location(fs, path, url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
@@ -10,6 +11,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from statistics import median
@@ -62,6 +64,7 @@ class RunRecorder:
         self._lock = threading.RLock()  # an interrupted end may write beside the recording thread
         self._closed = False
         self._unreduced: dict[int, tuple[WindowResponse, list[StepRecord]]] = {}  # windows by number
+        self.left = 0  # windows that were written for readers to reduce
         self._raw_windows = RawWindowPolicy()
         self._parts = 0
         self._unwritten: list[StepRecord] = []
@@ -140,6 +143,13 @@ class RunRecorder:
             reduced = self.reducer.reduce(response, records)
         except (EOFError, OSError) as error:  # its process could not start, or was ended: readers reduce the window
             self._add_messages([f"the process that reduces windows ended: {format_error(error)}"])
+            with self._lock:
+                if self._closed:
+                    return False
+                self._write_unreduced(*self._unreduced.pop(response.number))
+            self.left += 1
+            if self.left == LIMITS.most_unreduced:  # nothing selects of them: more would fill the disk
+                self._scheduler.schedule = replace(self._scheduler.schedule, budget=None, every=math.inf)
             self._pending.popleft()
             self._scheduler.on_window(WindowResult(response.requested_ns / 1e9, 0.0, time.monotonic()))
             return False
@@ -194,10 +204,13 @@ class RunRecorder:
     def write_unreduced(self) -> None:
         """Write the windows that are not reduced as they are, for readers of the run to reduce."""
         for response, records in self._unreduced.values():
-            for worker, data in response.workers.items():
-                if isinstance(data, bytes):
-                    self._writer.raw(response.number, worker or self.reducer.host, data)
-            self._writer.unreduced(response.number, window_facts(response, records))
+            self._write_unreduced(response, records)
+
+    def _write_unreduced(self, response: WindowResponse, records: list[StepRecord]) -> None:
+        for worker, data in response.workers.items():
+            if isinstance(data, bytes):
+                self._writer.raw(response.number, worker or self.reducer.host, data)
+        self._writer.unreduced(response.number, window_facts(response, records))
 
     def write_programs(self, data: bytes) -> None:
         """Write the missing programs that an XSpace holds; those that it lacks are unavailable."""

@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from tpunb.errors import MissingExtra, TpunbError
+from tpunb.errors import MissingExtra, TpunbError, install
 from tpunb.io import storage
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.sources.address import Address
@@ -152,7 +152,7 @@ def _node(name: str, zone: str, project: str) -> dict[str, Any]:
         from googleapiclient.errors import Error, HttpError
         from httplib2 import HttpLib2Error
     except ImportError as error:
-        raise MissingExtra("cloud-tpu-client is not installed", hint="pip install 'tpunb[tpu]'") from error
+        raise MissingExtra("cloud-tpu-client is not installed", hint=install("tpu")) from error
 
     where = f"TPU {name} in {zone} of {project}"
     try:

@@ -44,7 +44,7 @@ class Local:
         if not any(framework.LIBRARY.is_installed for framework in (*SUPPORTED, torch)):
             raise MissingExtra(
                 "neither tensorflow nor jax nor torch is installed",
-                hint="pip install 'tpunb[tensorflow]' or 'tpunb[jax]'",
+                hint="pip install jax, or the one that the program trains with",
             )
         self._torch.silence()
         for framework in in_use()[:1]:

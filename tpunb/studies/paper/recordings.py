@@ -28,7 +28,7 @@ ABOUT, TRUTH = "about.toml", "truth.parquet"
 BALANCES, PLAN = "balances", "plan.json"
 """Folder of the runs at balances of input and device, within that of the other runs; file with their marked widths."""
 PACKED = "balances.parquet"
-"""File with the runs at balances that come with the package: ``file``, a path in `BALANCES`, and its ``content``."""
+"""File with the runs at balances in a clone: ``file``, a path in `BALANCES`, and its ``content``."""
 NAIVE, HAND, TUNED = "naive", "hand-optimised", "tuned"
 """Forms of the input pipeline of a run: one call at a time without prefetching; as the workload has it; tuned by us."""
 PathLike = str | os.PathLike[str]
@@ -90,7 +90,7 @@ def recorded(name: str, folder: PathLike | None = None) -> RecordedRun:
     name
         Name of a workload.
     folder
-        Folder of the runs; by default those of this package.
+        Folder of the runs; by default those of a clone.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def recorded_balances(folder: PathLike | None = None, name: str = "*") -> list[R
     Parameters
     ----------
     folder
-        Folder of the runs; by default those of this package.
+        Folder of the runs; by default those of a clone.
     name
         Name of the workload; by default all.
 
@@ -122,11 +122,13 @@ def recorded_balances(folder: PathLike | None = None, name: str = "*") -> list[R
         There are no such runs, or one cannot be read.
     """
     home = samples() if folder is None else Path(folder)
-    if folder is None and not (home / BALANCES).exists():
+    if folder is None and not (home / BALANCES).exists() and (home / PACKED).exists():
         home = Path(_unpacked(home / PACKED).name)
     files = sorted((home / BALANCES).glob(f"{name}/*/{ABOUT}"))
     if not files:
-        raise ProfileNotFound(f"{home} has no runs at balances", hint="record them by record_balances.py")
+        raise ProfileNotFound(
+            f"{home} has no runs at balances", hint="use a clone, or record them by record_balances.py"
+        )
     return [_read(load(each.parent)) for each in files]
 
 
