@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,6 +84,44 @@ def test_wrong_usage_is_one_line_and_runs_nothing(line, tmp_path, monkeypatch, c
     assert WRONG[line] in shown.err
     assert shown.err.count("\n") == 1
     assert [path.name for path in Path().iterdir()] == ["docs"]
+
+
+SAY = {  # what a wrong use is answered by: the words to type next
+    "reprot good": "tpunb report good",
+    "good": "tpunb report good",
+    "train.py --epochs 3": "tpunb run -- python train.py --epochs 3",
+    "run --quiet train.py": "tpunb run --quiet -- python train.py",
+    "run -- ./train.py": "tpunb run -- python ./train.py",
+    "report nowhere --json": "tpunb report good --json",
+    "report empty": "tpunb report good",
+    "report train.py": "tpunb report good",
+    "report several": "tpunb report several/again",
+    "report cut": "tpunb report good",
+    "compare good nowhere": "tpunb run -- python train.py",
+    "compare several/again nowhere": "tpunb compare several/again good",
+    "watch nowhere": "tpunb watch .",
+    "runs": "tpunb runs .",
+    "runs empty": "tpunb runs .",
+    "try --": "tpunb try -- python train.py",
+    "try good": "tpunb try good -- python train.py",
+    "attach trainer": "pgrep -af python",
+}
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("line", SAY)
+def test_wrong_use_is_one_line_that_says_what_to_type(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("empty", "cut"):
+        Path(name).mkdir()
+    for name in ("good", "several/again"):
+        shutil.copytree(ROOT / "datasets" / "sample_profiles" / "keras_cnn", name)
+    for name in ("train.py", "cut/run.json"):
+        Path(name).touch()
+    assert cli.main(line.split()) != 0
+    shown = capsys.readouterr().err
+    assert SAY[line] in shown
+    assert shown.count("\n") == 1
 
 
 def test_help_lists_the_options_with_examples(capsys):

@@ -25,7 +25,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "io": 6_010,
     "profiler": 5_467,
     "protobuf": 390,
-    "root": 2_645,
+    "root": 2_680,
     "step_stats": 3_280,
     "testing": 630,
     "tfdata": 1_130,
@@ -35,7 +35,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_185,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 67_190, 282  # of the package without studies: all lines; modules
+LINES, FILES = 67_235, 282  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 README_WORDS, PAGES, WORDS = 700, 12, 18_000  # of README; of docs beside what is generated or for machines
 GENERATED = {"SKILL.md", "causes.md", "glossary.md", "index.md", "wrapped.md"}

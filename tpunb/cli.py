@@ -16,13 +16,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tpunb.errors import TpunbError, extras_named, install
+from tpunb.errors import BadProfile, ProfileNotFound, TpunbError, extras_named, install
 from tpunb.profiler import child_capture
 from tpunb.text import cut, duration, earlier_run, format_error, percent, plain, plural, relative, short_time
 
@@ -98,7 +99,19 @@ def _answer(words: list[str]) -> int:
         return _read("try", [*words[1:end], *(["--command", shlex.join(words[end + 1 :])] * (end < len(words)))])
     if words[0] in _COMMANDS:
         return _read(words[0], words[1:])
-    raise TpunbError(f"unknown command {words[0]!r}", hint="tpunb --help lists the commands")
+    hint = "tpunb --help lists the commands"
+    if close := get_close_matches(words[0], ["run", "try", *_COMMANDS], 1):
+        hint = shlex.join(["tpunb", close[0], *words[1:]])
+    elif shutil.which(words[0]) or Path(words[0]).exists():
+        is_program = not Path(words[0]).is_dir()
+        hint = _run_of(words, 0) if is_program else shlex.join(["tpunb", "report", *words])
+    raise TpunbError(f"unknown command {words[0]!r}", hint=hint)
+
+
+def _run_of(words: Sequence[str], start: int) -> str:
+    """Return the command that captures the program which begins at a word."""
+    python = ["python"] * words[start].endswith(".py")
+    return shlex.join(["tpunb", "run", *words[:start], "--", *python, *words[start:]])
 
 
 class _NoProgram(TpunbError):
@@ -137,7 +150,9 @@ def _run_blocked(words: list[str], variables: Mapping[str, str], mask: Iterable[
 
     end = words.index("--") if "--" in words else len(words)
     if end == len(words) and not {"-h", "--help"} & {*words}:
-        raise TpunbError(f"no -- and program in {' '.join(['tpunb run', *words])!r}", hint=_USAGE)
+        start = next((at for at, word in enumerate(words) if word.endswith(".py") or shutil.which(word)), None)
+        hint = _USAGE if start is None else _run_of(words, start)
+        raise TpunbError(f"no -- and program in {' '.join(['tpunb run', *words])!r}", hint=hint)
     parser = _parser()
     options = parser.parse_args(words[:end])
     if options.wants_help:
@@ -219,7 +234,7 @@ def _wait(command: list[str], variables: Mapping[str, str], mask: Iterable[int])
     try:
         process = os.posix_spawnp(command[0], command, variables, setsigmask=mask, setsigdef=defaults)
     except OSError as error:
-        hint = "give the program after --, as in: -- python train.py"
+        hint = _run_of(command if Path(command[0]).is_file() else ["train.py"], 0)
         raise _NoProgram(f"cannot run {command[0]!r}: {error.strerror}", hint=hint) from None
     while (ended := os.waitpid(process, os.WNOHANG))[0] == 0:
         number, is_direct = _next_signal(watched)
@@ -374,8 +389,24 @@ def _read(command: str, words: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001  a traceback helps nobody at a terminal
-        _print(format_error(error))
+        instead = [_instead(command, words, error)] * isinstance(error, (ProfileNotFound, BadProfile))
+        _print("; ".join([format_error(error), *instead]))
         return _DATA_CODE
+
+
+def _instead(command: str, words: Sequence[str], error: Exception) -> str:
+    """Return a command that reads a run near the place that an error names, the latest; else one that records a run."""
+    from tpunb.io.run_folder import RUN
+
+    place = next((word for word in words if word in str(error)), "runs")
+    for near in (Path(place), Path(place).parent, Path("runs")):
+        with suppress(OSError, ValueError):
+            runs = [file for file in near.glob(f"*/{RUN}") if str(file.parent) not in words and file.stat().st_size]
+            run = max(runs, key=lambda file: file.stat().st_mtime).parent
+            found = str(run.parent if command in ("runs", "watch", "mcp") else run)
+            given = words if place in words else [*words, place]
+            return shlex.join(["tpunb", command, *(found if word == place else word for word in given)])
+    return _run_of(["train.py"], 0)
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
@@ -425,7 +456,9 @@ def _print_report(found: Report) -> None:
 
 
 def _attach_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("process", metavar="PID", type=int, help="number of a Python process of this machine and user")
+    parser.add_argument(
+        "process", metavar="PID", type=_process, help="number of a Python process of this machine and user"
+    )
     parser.add_argument(
         "--for", dest="seconds", metavar="TIME", type=_time, default=30.0, help="such as 10s or 5min: 30s"
     )
@@ -437,6 +470,12 @@ def _time(text: str) -> float:
     units = {"s": 1, "min": 60, "h": 3600}
     unit = next((unit for unit in units if text.endswith(unit)), "")
     return _seconds(text.removesuffix(unit)) * units.get(unit, 1)
+
+
+def _process(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a process: pgrep -af python lists them")
+    return int(text)
 
 
 def _attach(options: argparse.Namespace) -> int:
@@ -461,9 +500,9 @@ def _try_options(parser: argparse.ArgumentParser) -> None:
 def _try(options: argparse.Namespace) -> int:
     from tpunb.tuning.tried import try_remedies
 
-    if options.run is None and options.command is None:
+    if options.run is None and not options.command:
         raise _WrongUsage("no run and no program", hint="tpunb try runs/bert, or tpunb try -- python train.py")
-    command = None if options.command is None else shlex.split(options.command)
+    command = shlex.split(options.command) if options.command else None
     try_remedies(options.run, command, budget_s=options.budget, writes_again=options.writes_again)
     return 0
 

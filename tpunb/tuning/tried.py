@@ -300,7 +300,7 @@ def _command(run: Any) -> tuple[list[str], Path]:
     except (OSError, ValueError, KeyError, TypeError):
         raise TpunbError(
             f"{run}: the command of this run is not known: it is not of tpunb run",
-            hint="tpunb try RUN -- python train.py",
+            hint=f"tpunb try {shlex.quote(str(run))} -- python train.py",
         ) from None
 
 
