@@ -3,13 +3,9 @@
 import ast
 import io
 import tokenize
-import tomllib
-import zipfile
 from pathlib import Path
 
 import pytest
-from tracked import ROOT as PROJECT
-from tracked import tracked
 
 import tpunb as tp
 
@@ -35,11 +31,10 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_185,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 67_235, 282  # of the package without studies: all lines; modules
+LINES, FILES = 67_250, 282  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 README_WORDS, PAGES, WORDS = 700, 12, 18_000  # of README; of docs beside what is generated or for machines
 GENERATED = {"SKILL.md", "causes.md", "glossary.md", "index.md", "wrapped.md"}
-WHEEL_BYTES, WHEEL_FILES = 2_500_000, 600
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
@@ -96,15 +91,3 @@ def test_readme_and_docs_are_no_longer_than_they_may():
     assert words.pop("README.md") <= README_WORDS
     assert len(words) <= PAGES, words
     assert sum(words.values()) <= WORDS, words
-
-
-@pytest.mark.live
-def test_the_wheel_is_no_larger_than_its_ceiling(tmp_path):
-    """Of the files that `pyproject.toml` names; `tests/test_release.py` builds it."""
-    wheel = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    paths = tracked(*wheel["packages"], *wheel["force-include"])
-    with zipfile.ZipFile(tmp_path / "wheel", "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in paths:
-            archive.write(path, path.relative_to(PROJECT))
-    assert 0.7 * WHEEL_FILES < len(paths) + 6 <= WHEEL_FILES  # with its metadata
-    assert 0.9 * WHEEL_BYTES < (tmp_path / "wheel").stat().st_size <= WHEEL_BYTES
