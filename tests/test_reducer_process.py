@@ -1,10 +1,12 @@
 """Windows are reduced in another process as in this one, which it does not belong to and does not outlive."""
 
+import math
 import os
 import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -112,6 +114,17 @@ def test_without_an_interpreter_readers_reduce_the_windows(executable, monkeypat
         source.wait_asked()
         train(run, range(5))
     assert tp.load(run).windows.select("window", "steps", "error").rows() == [(0, 5, None)]
+
+
+def test_windows_that_nothing_reduces_are_written_at_once_and_end_at_a_limit(monkeypatch, tmp_path):
+    monkeypatch.setattr(recorder, "ReducerProcess", ReducerProcess)
+    monkeypatch.setattr(recorder, "LIMITS", replace(recorder.LIMITS, most_unreduced=2))
+    monkeypatch.setattr(sys, "executable", "")
+    with tp.capture(tmp_path / "run", source=StandIn(), schedule=tp.Schedule(window=0.05, every=0.001)) as run:
+        train_until(run, lambda: run._session.recorder.left >= 2)
+        assert len([*(tmp_path / "run" / "unreduced").iterdir()]) >= 2
+        assert run._session.scheduler.schedule.every == math.inf
+    assert len(tp.load(run).windows) < 2 + 5  # those that were requested before
 
 
 def test_it_ends_with_a_program_that_is_killed_while_a_process_of_that_holds_the_pipe(tmp_path):

@@ -61,7 +61,7 @@ class Limits:
     phase_tries: int = 3  # windows that end in an under-sampled phase before it is given up; chosen
     memory_margin: int = 64_000_000  # bytes, for a window or a write; measured: a run ends well with 30 MB to spare
     reducer_nice: int = 5  # of the process that reduces windows: the training comes first; chosen
-    most_unreduced: int = 20  # windows without a process that reduces them: 20 MB of a small model; chosen
+    most_unreduced: int = 20  # windows without a process that reduces them: 60 MB of those of the samples; chosen
     reducer_look_s: float = 5.0  # between two looks of it whether the program still runs; chosen
     pace_ratio: float = 1.5  # of the step times of two paces; chosen, as in tpunb.cluster
     same_clock_ps: int = 50_000_000  # from an annotation to the host clock, which agree to microseconds; chosen
