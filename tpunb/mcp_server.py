@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path, PurePath
 from typing import Any
@@ -69,6 +70,8 @@ def serve(folder: str) -> None:
     """Answer a client about the runs in a folder, over stdin and stdout, until stdin ends."""
     tools = RunTools(folder)
     need("mcp", extra="mcp")
+    for module in ("kneed", "scipy.cluster.hierarchy", "scipy.sparse.csgraph"):
+        import_module(module)  # here: the first list of runs would wait 0.6 s for them
     import anyio
     from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
