@@ -17,8 +17,8 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "cluster": 2_090,
     "costs": 1_260,
     "frames": 1_675,
-    "instrument": 2_700,
-    "io": 6_010,
+    "instrument": 2_715,
+    "io": 6_015,
     "profiler": 5_467,
     "protobuf": 390,
     "root": 2_680,
@@ -26,12 +26,12 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "testing": 630,
     "tfdata": 1_130,
     "torchdata": 1_030,
-    "training": 3_310,
-    "tuning": 3_895,
+    "training": 3_315,
+    "tuning": 4_055,
     "widgets": 2_185,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 67_250, 282  # of the package without studies: all lines; modules
+LINES, FILES = 67_490, 282  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 README_WORDS, PAGES, WORDS = 700, 12, 18_000  # of README; of docs beside what is generated or for machines
 GENERATED = {"SKILL.md", "causes.md", "glossary.md", "index.md", "wrapped.md"}

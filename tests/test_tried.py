@@ -24,7 +24,9 @@ from tpunb.io.run_folder import COMMAND, TRIED
 from tpunb.profiler import child_capture
 from tpunb.training import tried_process
 from tpunb.training.tried_process import Guard, Plan
+from tpunb.tuning import trial
 from tpunb.tuning import tried as trials
+from tpunb.tuning.racing import RaceResult
 from tpunb.tuning.tried import Tried
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -33,7 +35,7 @@ CORPUS = Path(__file__).parent / "corpus"
 @pytest.fixture
 def changed():
     with ExitStack() as stack:
-        yield lambda name: remedies.apply(remedies.Trial[name], stack)
+        yield lambda name: remedies.CHANGES[remedies.Trial[name]].apply(stack)
 
 
 # -- what is changed ---------------------------------------------------------------------------------------------------
@@ -126,7 +128,7 @@ def test_collections(changed):
 
 def test_collections_are_back_after_the_block():
     with ExitStack() as stack:
-        remedies.apply(remedies.Trial.NO_COLLECTION, stack)
+        remedies.CHANGES[remedies.Trial.NO_COLLECTION].apply(stack)
     assert gc.isenabled()
 
 
@@ -295,7 +297,7 @@ _FASTER = Tried("T101", "give workers", "with workers", before_s=10.0, after_s=7
         ),
         (
             {"decision": "undecided", "output": "unknown", "note": "the runs were stopped", "loses": "saves"},
-            "not certain after 3 of each: 3.0 s of 10.0 s, 3.5 s promised; a larger --budget decides; output not "
+            "not certain after 3 of each: 3.0 s of 10.0 s, 3.5 s promised; a larger budget decides; output not "
             "compared: the runs were stopped; without saves",
         ),
         ({"before_s": None, "note": "ValueError: x"}, "failed: ValueError: x"),
@@ -419,3 +421,119 @@ def test_a_program_is_tried_and_its_files_stay(tpunb):
     [row] = trials.tried(tpunb.folder).filter(change="DataLoaders have two workers, which are kept").to_dicts()
     assert row["output"] == "equal", done.stdout
     assert "output equal, bit for bit" in done.stdout
+
+
+# -- steps of a job ----------------------------------------------------------------------------------------------------
+
+
+def decided(self, baseline, candidate):
+    return RaceResult("faster", 2.0, 1.8, 2.2, 3)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Let the first turn decide, after a few short steps."""
+    monkeypatch.setattr(trials.Race, "add", decided)
+    monkeypatch.setattr(trial, "_SECONDS", 0.01)
+
+
+SEEDS = []  # of the next builds
+
+
+def eager():
+    keras = pytest.importorskip("keras")
+    tf = pytest.importorskip("tensorflow")
+    keras.utils.set_random_seed(SEEDS.pop() if SEEDS else 0)
+    x = np.linspace(0, 1, 8192, dtype="float32").reshape(2048, 4)
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+    model.compile("adam", "mse", run_eagerly=True)
+    return model, tf.data.Dataset.from_tensor_slices((x, x[:, :1])).shuffle(64).batch(4)
+
+
+def collecting():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    return (model, torch.optim.SGD(model.parameters(), 0.1)), torch.utils.data.DataLoader(torch.rand(64, 4), 4)
+
+
+def collects(parts, batch):
+    gc.collect()
+    model, optimizer = parts
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+@pytest.mark.live
+def test_remedies_are_tried_on_steps_of_a_job(quick, capsys):
+    one = tp.tuning.Job(eager)
+    model = one.parts[0]
+    before = [value.copy() for value in model.get_weights()]
+    tuning = tp.tune(one, remedies=["eager steps", "T501"])
+    assert [(each.cause, each.decision, each.output, each.unit) for each in tuning.tried] == [
+        ("T301", "faster", "equal", "step"),
+        ("T501", "faster", "equal", "step"),
+    ]
+    assert "a step" in capsys.readouterr().out
+    assert repr(tuning) == "Tuning(T301 faster, T501 faster)"
+    assert all(map(np.array_equal, before, model.get_weights()))
+
+
+@pytest.mark.live
+def test_jobs_that_vary_are_not_said_to_change(quick, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "SEEDS", [3, 2, 1])
+    [tried] = tp.tune(tp.tuning.Job(eager), remedies="T301").tried
+    assert tried.output == "not repeatable"
+
+
+@pytest.mark.live
+def test_what_a_job_does_not_ask_for_is_not_tried(quick):
+    tried = tp.tune(tp.tuning.Job(collecting, collects), remedies=["T303", "T306", "T203"]).tried
+    assert {each.change: each.decision for each in tried} == {
+        "programs are kept from one run to the next": "failed",
+        "gc.collect() does nothing": "faster",
+        "no garbage collection": "faster",
+        "anomalies are not looked for": "failed",
+    }
+    assert any("ask for nothing" in each.note for each in tried)
+    assert any("before a program starts" in each.note for each in tried)
+    assert gc.isenabled()
+
+
+@pytest.mark.live
+def test_a_model_that_exists_is_not_compiled_anew(quick):
+    [tried] = tp.tune(*eager(), remedies="T301").tried
+    assert tried.note.endswith("give a function that builds the model and its data")
+
+
+@pytest.mark.live
+def test_steps_that_compute_something_else_say_by_how_much(quick):
+    def step(parts, batch):
+        return collects(parts, batch + gc.isenabled())
+
+    _, changed = tp.tune(tp.tuning.Job(collecting, step), remedies="T303").tried
+    assert changed.output == "differs"
+    assert changed.difference > 0.001
+
+
+@pytest.mark.live
+def test_what_was_tried_on_a_job_stays_with_the_run(run, quick):
+    grouped = tp.phases(run)
+    [promised] = candidates(grouped).filter(trial="workers")["saves_ps"]
+    (run / TRIED).write_text('[{"cause": "T999", "action": "x"}]')
+    [tried] = tp.tune(tp.tuning.Job(collecting, collects), remedies=True, phases=grouped).tried
+    assert tried.promised_s == pytest.approx(promised / 1e12 / grouped.steps.count)
+    assert [each["cause"] for each in json.loads((run / TRIED).read_text())] == ["T999", "T101"]
+    assert any("a step" in each.get("tried", "") for each in tp.report(run).content["actions"])
+
+
+def test_remedies_need_a_run_or_a_cause():
+    with pytest.raises(tp.TpunbError, match="of which run"):
+        tp.tune(tp.tuning.Job(collecting, collects), remedies=True)
+    with pytest.raises(tp.TpunbError, match="no remedy of these"):
+        tp.tune(tp.tuning.Job(collecting, collects), remedies="T601")
+    with pytest.raises(ValueError, match="T999"):
+        tp.tune(tp.tuning.Job(collecting, collects), remedies=["T999"])

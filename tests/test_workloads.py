@@ -17,7 +17,7 @@ from tpunb.studies.paper.workloads import bert, dcgan, qanet, resnet, retinanet
 from tpunb.studies.paper.workloads.cost import cost
 from tpunb.studies.paper.workloads.images import Images
 from tpunb.studies.paper.workloads.sizes import Plan, between, rate
-from tpunb.training.state import OPTIMIZER
+from tpunb.training.state import OPTIMIZER, digest
 from tpunb.tuning.pipeline import Pipeline
 
 tf, keras = lazy("tensorflow"), lazy("keras")
@@ -235,12 +235,12 @@ def test_a_job_takes_steps_and_is_restored(kept):
     assert repr(job) == "Job(dcgan-mnist, not built yet)"
     training, data = job.training, job.parts[1]
     state = training.state()
-    first = training.digest([training.execute(iter(data))])
+    first = digest(training.values([training.execute(iter(data))]))
     training.restore(state)
     # the shuffle of the data goes on: the same batch is a new dataset's first
     again = short("dcgan-mnist").training(folder=kept, naive=True)
     training.restore(state)
-    assert training.digest([training.execute(iter(again))]) == first
+    assert digest(training.values([training.execute(iter(again))])) == first
 
 
 # ---- whole runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from enum import StrEnum, auto
@@ -67,11 +68,20 @@ class Change(NamedTuple):
     loses: str = ""  # what the program would lack
     variables: tuple[tuple[str, str], ...] = ()  # of the environment; "{folder}" is one that is kept between runs
     unset: tuple[str, ...] = ()
+    begin: Callable[[ExitStack], object] | None = None  # what is set in the process
 
-    def apply(self, stack: ExitStack) -> None:
-        """Change what the program asks of its libraries until the stack is closed."""
+    def apply(self, stack: ExitStack, reached: Callable[[], object] = int) -> None:
+        """Change what the program asks of its libraries until the stack is closed; call `reached` where it does."""
         for attribute, hook in self.hooks.items():
-            stack.enter_context(attribute.listening(around(hook), Priority.TUNING))
+            stack.enter_context(attribute.listening(around(partial(_noted, reached, hook)), Priority.TUNING))
+        if self.begin is not None:
+            self.begin(stack)
+
+
+def _noted(reached: Callable[[], object], hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    __tracebackhide__ = True
+    reached()
+    return hook(*args, **kwargs)
 
 
 def _with(values: Mapping[str, Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -188,6 +198,21 @@ def _code_of(function: FunctionType, depth: int = 4) -> Any:
     )
 
 
+def _without_collection(stack: ExitStack) -> None:
+    if gc.isenabled():
+        gc.disable()
+        stack.callback(gc.enable)
+
+
+def _with_all_threads(stack: ExitStack) -> None:
+    import torch as library
+
+    threads, processors = library.get_num_threads(), os.cpu_count() or 1
+    if 2 * threads < processors + 1:  # else PyTorch has one for each core
+        stack.callback(THREADS.unwrapped(), threads)
+        THREADS.unwrapped()(processors)
+
+
 _SAVES = (torch.SAVE, *(keras.FILES[name] for name in ("save", "save_weights")))
 
 CHANGES: dict[Trial, Change] = {
@@ -222,23 +247,20 @@ CHANGES: dict[Trial, Change] = {
     ),
     Trial.WRAPPED_ONCE: Change("a function is wrapped once", {JIT: _once(), FUNCTION: _once()}),
     Trial.NO_COLLECT: Change("gc.collect() does nothing", {COLLECT: _nothing}),
-    Trial.NO_COLLECTION: Change("no garbage collection", {}, "memory, where objects refer to each other in circles"),
+    Trial.NO_COLLECTION: Change(
+        "no garbage collection", loses="memory, where objects refer to each other in circles", begin=_without_collection
+    ),
     Trial.NO_ANOMALY_DETECTION: Change(
         "anomalies are not looked for", {ANOMALIES: partial(_with, {"mode": False}), ANOMALIES_WITHIN: _nothing}
     ),
     Trial.ALL_THREADS: Change(
-        "PyTorch uses all processors", {THREADS: _nothing}, unset=("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+        "PyTorch uses all processors",
+        {THREADS: _nothing},
+        unset=("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+        begin=lambda stack: torch.LIBRARY.on_import(stack, _with_all_threads),
     ),
     Trial.SINGLE_PRECISION: Change(
         "float32 in place of float64", {SETTINGS: _in_single_precision, FLOATS: _nothing}, unset=("JAX_ENABLE_X64",)
     ),
 }
 """What a trial changes."""
-
-
-def apply(trial: Trial, stack: ExitStack) -> None:
-    """Run the program with a change until the stack is closed."""
-    CHANGES[trial].apply(stack)
-    if trial == Trial.NO_COLLECTION and gc.isenabled():
-        gc.disable()
-        stack.callback(gc.enable)

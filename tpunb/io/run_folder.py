@@ -325,6 +325,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
             metadata=metadata,
             wall=wall,
             device=_device(files),
+            source=folder.source,
             steps_before=facts.get("steps_before"),
             read_explanations=lambda: Explanations(read_run_events(), until),
         ),

@@ -99,7 +99,13 @@ def assign(variables: Sequence[Any], values: Sequence[NDArray[Any]]) -> None:
         variable.assign(value)
 
 
-def digest(outputs: Iterable[Any], variables: Iterable[Any]) -> str:
+def contents(outputs: Iterable[Any], variables: Iterable[Any]) -> Iterator[NDArray[Any]]:
+    """Yield the arrays in the outputs of steps, and the values of variables after them."""
+    yield from arrays(list(outputs))
+    yield from to_numpy(list(variables))
+
+
+def digest(outputs: Iterable[Any], variables: Iterable[Any] = ()) -> str:
     """Return a digest of the outputs of steps and of the variables after them, exact to the last bit.
 
     >>> import numpy as np
@@ -107,7 +113,7 @@ def digest(outputs: Iterable[Any], variables: Iterable[Any]) -> str:
     False
     """
     hashed = hashlib.blake2b(digest_size=16)
-    for array in (*arrays(list(outputs)), *to_numpy(list(variables))):
+    for array in contents(outputs, variables):
         hashed.update(f"{array.dtype} {array.shape}".encode())
         hashed.update(np.ascontiguousarray(array).tobytes())
     return hashed.hexdigest()

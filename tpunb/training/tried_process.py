@@ -97,7 +97,7 @@ def begin(stack: ExitStack, run: Any) -> None:
     from tpunb.training import files
 
     if plan.change:
-        remedies.apply(remedies.Trial(plan.change), stack)
+        remedies.CHANGES[remedies.Trial(plan.change)].apply(stack)
     if not plan.writes and _guards:
         files.listen_to_openers(_guards[0].opened, stack)
     _Output(plan).watch(stack, run)

@@ -28,7 +28,7 @@ from tpunb.training.jax_data import batches_of
 from tpunb.training.jax_fit import PARTS, step_of
 from tpunb.training.jax_fit import hidden_state as hidden_jax_state
 from tpunb.training.seeds import ensured_keras_generator, keras_generator
-from tpunb.training.state import TrainingState, digest, find_trackables, is_from, variables_of
+from tpunb.training.state import TrainingState, contents, find_trackables, is_from, variables_of
 from tpunb.tuning.grain import GrainPipeline, is_grain
 from tpunb.tuning.loader import LoaderPipeline
 from tpunb.tuning.parameters import Value
@@ -56,8 +56,8 @@ class Training(Protocol):
     def seeded(self) -> AbstractContextManager[object]:
         """Create the seeds of random numbers for a block, so that `state` holds them."""
 
-    def digest(self, outputs: list[Any]) -> str:
-        """Return a digest of outputs and of the current state."""
+    def values(self, outputs: list[Any]) -> Iterator[NDArray[Any]]:
+        """Yield the arrays in outputs and in the current state."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -278,8 +278,8 @@ class _KerasTraining:
         if temporary and fresh:
             self.model.train_function = None
 
-    def digest(self, outputs: list[Any]) -> str:
-        return digest(outputs, variables_of(self.model))
+    def values(self, outputs: list[Any]) -> Iterator[NDArray[Any]]:
+        return contents(outputs, variables_of(self.model))
 
 
 class _JaxTraining(_KerasTraining):
@@ -308,9 +308,9 @@ class _JaxTraining(_KerasTraining):
         next(feed)
         return hidden_jax_state(step_of(self.model, feed.shapes))
 
-    def digest(self, outputs: list[Any]) -> str:
+    def values(self, outputs: list[Any]) -> Iterator[NDArray[Any]]:
         self._sync()
-        return super().digest(outputs)
+        return super().values(outputs)
 
     def _check_devices(self) -> None:
         import keras
@@ -361,9 +361,9 @@ class _LoopTraining:
     def seeded(self) -> AbstractContextManager[object]:
         return ensured_keras_generator()  # a function of the program that is first compiled in the block keeps them
 
-    def digest(self, outputs: list[Any]) -> str:
+    def values(self, outputs: list[Any]) -> Iterator[NDArray[Any]]:
         shared = {id(holder) for holder in self._holders}
-        return digest([outputs, _without(self._copy, shared)], self._variables)
+        return contents([outputs, _without(self._copy, shared)], self._variables)
 
     @property
     def _variables(self) -> list[Any]:

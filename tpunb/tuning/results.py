@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple
 import polars as pl
 
 from tpunb.errors import TpunbError
-from tpunb.text import plain, plural
+from tpunb.text import duration, plain, plural
 from tpunb.tfdata.graph import AUTOTUNE
 from tpunb.tuning.job import are_arrays, pipeline_of, shuffled
 from tpunb.tuning.parameters import Value
-from tpunb.tuning.racing import RaceResult
+from tpunb.tuning.racing import MOST_PAIRS, RaceResult
 
 TrialVerdict = Literal["default", "faster", "not faster", "undecided", "different output", "failed"]
 
@@ -201,6 +201,89 @@ class Trial:
         return replace(trial, ratio=result.ratio, low=low, high=high)
 
 
+@dataclass(frozen=True)
+class Tried:
+    """A remedy that was tried.
+
+    Parameters
+    ----------
+    cause
+        Id of the cause in ``docs/causes.md``.
+    action
+        The remedy, as advice has it.
+    change
+        What the program ran with.
+    loses
+        What the program lacked by it.
+    promised_s
+        What the run's advice promised at most; None if that was not known.
+    before_s, after_s
+        Time of the program's `unit`, without and with the change: the mean of `pairs` runs, without the profiler's own.
+    low_s, high_s
+        95 % interval of what it saves; None for fewer than three pairs.
+    pairs
+        Runs of each.
+    decision
+        "faster", "not faster" or "undecided", as `tpunb.tuning.racing` decides; or "failed".
+    output
+        Parameters after the last step, or small results of functions of JAX: "equal" bit for bit, "differs",
+        "not repeatable" if two equal runs differ, too, or "unknown".
+    difference
+        Relative difference of outputs that differ: norm of the difference by norm.
+    note
+        Why a trial failed, or what it did not compare.
+    unit
+        "run", or "step" of a job.
+    """
+
+    cause: str
+    action: str
+    change: str
+    loses: str = ""
+    promised_s: float | None = None
+    before_s: float | None = None
+    after_s: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+    pairs: int = 0
+    decision: str = "failed"
+    output: str = "unknown"
+    difference: float | None = None
+    note: str = ""
+    unit: str = "run"
+
+    def __str__(self) -> str:
+        return f"{self.change} ({self.cause}): {self.outcome}."
+
+    @property
+    def outcome(self) -> str:
+        """What it saved, of what was promised, and whether the output is equal."""
+        if self.before_s is None or self.after_s is None:
+            return f"failed: {self.note}"
+        saved_s = self.before_s - self.after_s
+        of = f"{_seconds(saved_s)} of {_seconds(self.before_s)}{' a step' * (self.unit == 'step')}"
+        ends = "" if self.low_s is None else f" (95 %: {_seconds(self.low_s)} to {_seconds(self.high_s or 0)})"
+        promised = "" if self.promised_s is None else f", {_seconds(self.promised_s)} promised"
+        more = "; a larger budget decides" * (self.pairs < MOST_PAIRS)
+        gain = {
+            "faster": f"saves {of}{ends}{promised}",
+            "not faster": f"no gain: {_seconds(self.after_s)} with it, {_seconds(self.before_s)} without{promised}",
+            "undecided": f"not certain after {self.pairs} of each: {of}{ends}{promised}{more}",
+        }[self.decision]
+        near = "" if self.difference is None else f" by {self.difference:.2g} of its norm"
+        output = {
+            "equal": "output equal, bit for bit",
+            "differs": f"output differs{near}",
+            "not repeatable": f"output differs{near}, as that of equal runs does",
+            "unknown": f"output not compared: {self.note}",
+        }[self.output]
+        return f"{gain}; {output}{'; without ' * bool(self.loses)}{self.loses}"
+
+
+def _seconds(seconds: float) -> str:
+    return duration(round(abs(seconds) * 1e12)) if seconds >= 0 else f"-{duration(round(-seconds * 1e12))}"
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Tuning:
     """Result of a tuning.
@@ -221,6 +304,8 @@ class Tuning:
         Lines of `as_code`.
     fingerprint
         Fingerprint of the job; "" if unknown.
+    tried
+        Remedies that were tried in place of values.
     """
 
     trials: tuple[Trial, ...]
@@ -230,8 +315,11 @@ class Tuning:
     seconds: float = 0.0
     code: str = ""
     fingerprint: str = ""
+    tried: tuple[Tried, ...] = ()
 
     def __repr__(self) -> str:
+        if self.tried:
+            return f"Tuning({', '.join(f'{each.cause} {each.decision}' for each in self.tried)})"
         gain = f"{self.speedup.brief}, {self.best}" if self.best else "the values stay as they are"
         return f"Tuning({plural(len(self.trials), 'trial')}, {gain})"
 

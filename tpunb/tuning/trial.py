@@ -17,12 +17,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tpunb.errors import TpunbError, check_whole, wrong_type
 from tpunb.text import format_error, plain, plural
 from tpunb.torchdata.effects import digest as digest_of
 from tpunb.training.fit_start import CheckpointPath, FitStart
 from tpunb.training.seeds import RandomState
-from tpunb.training.state import arrays
+from tpunb.training.state import arrays, digest
 from tpunb.tuning.grain import GrainPipeline
 from tpunb.tuning.job import Job
 from tpunb.tuning.loader import LoaderPipeline
@@ -91,6 +94,9 @@ class TrialRunner:
         self._proved: dict[frozenset[tuple[str, Value]], tuple[str, int]] = {}
         """Digests of values whose batches are compared while nothing is timed, and the batches made ahead."""
         self._execution = 0.0  # seconds
+        self.keeps = 0
+        """Of the executions of a trial, each of this number whose outputs are kept, with the state after all."""
+        self.values: list[NDArray[Any]] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -128,7 +134,7 @@ class TrialRunner:
             opened = time.perf_counter()
             executions = _timed(lambda: source.execute(self.training), 1, 2)
             done = time.perf_counter()
-            self.training.digest(executions.outputs)
+            digest(self.training.values(executions.outputs))
         self._execution = executions.seconds
         return self._execution, time.perf_counter() - started - (done - opened)
 
@@ -180,16 +186,20 @@ class TrialRunner:
 
             burst, key = self.pipeline.in_flight(values), frozenset(values.items())
             if key in self._proved:
-                digest, burst = self._proved[key]
+                shown, burst = self._proved[key]
             else:
                 result = timed(warmup, window)
-                digest = self.training.digest([*result.outputs, source.batches_digest()])
+                outputs, batches = result.outputs, source.batches_digest()
+                shown = digest(self.training.values([*outputs, batches]))
+                if self.keeps:
+                    kept = self.training.values([*outputs[self.keeps - 1 :: self.keeps], batches])
+                    self.values = [*map(np.array, kept)]
                 enough = min(math.ceil(_RETIMED / result.seconds), _MOST_EXECUTIONS)
             if isinstance(source, LoaderSource):  # batches that are already made are used up before the window
                 if key not in self._proved:
                     burst = min(burst, math.ceil(_AHEAD / result.seconds))
                     if values:
-                        self._proved[key] = digest, burst
+                        self._proved[key] = shown, burst
                 window = max(window, BURSTS * burst)
                 result = timed(max(burst, 2), window)
                 if window * result.seconds < short:
@@ -200,7 +210,7 @@ class TrialRunner:
                 result = timed(burst, max(BURSTS * burst, enough))
             elif window * result.seconds < short:
                 result = timed(warmup, enough)
-        return TrialResult(result.seconds / self.training.steps, digest, time.perf_counter() - started, result.busy)
+        return TrialResult(result.seconds / self.training.steps, shown, time.perf_counter() - started, result.busy)
 
     def _one_batch(self) -> tuple[Any, Any]:
         """Return an endless dataset of one batch in memory, and an iterator over it."""

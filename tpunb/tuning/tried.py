@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import shutil
@@ -12,24 +13,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from tpunb.analysis import goodput
 from tpunb.analysis.advice import candidates
+from tpunb.analysis.causes import CAUSES, cause
+from tpunb.analysis.goodput import goodput
 from tpunb.analysis.run import phases
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases
 from tpunb.instrument.remedies import CHANGES, Trial
 from tpunb.io.run_folder import COMMAND, RUN, TRIED
-from tpunb.text import cut, duration, plain, plural
+from tpunb.text import cut, format_error, plain, plural
+from tpunb.training.fit_start import CheckpointPath
+from tpunb.training.seeds import RandomState, ensured_keras_generator
 from tpunb.training.tried_process import OUTPUT, REFUSED, TRIAL, Plan
-from tpunb.tuning.racing import FEWEST_PAIRS, Race, RaceResult
+from tpunb.tuning.job import Job
+from tpunb.tuning.racing import FEWEST_PAIRS, MOST_PAIRS, Race, RaceResult
+from tpunb.tuning.results import Message, Tried, Tuning
+from tpunb.tuning.trial import TrialRunner
 
 BUDGET_S = 60.0
 _MOST = 3  # remedies of a run
@@ -37,86 +45,10 @@ _PART = 4  # a run of a program that takes longer than this part of the budget i
 _STOPS_S = 20.0  # after an interrupt
 _LARGEST = 10_000_000  # bytes of a file that is copied into the scratch folder, rather than linked
 _MOST_FILES = 20_000  # of the working directory
+_LEAST_S = 1.0  # in which a round begins
+_AGAIN = Trial.NONE.value  # the program as it is, built once more
+_UNBUILT = ": give a function that builds the model and its data"
 _VARIES = 1e-12  # relative difference of outputs below which only their last bits differ
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A remedy that was tried.
-
-    Parameters
-    ----------
-    cause
-        Id of the cause in ``docs/causes.md``.
-    action
-        The remedy, as advice has it.
-    change
-        What the program ran with.
-    loses
-        What the program lacked by it.
-    promised_s
-        What the run's advice promised at most; None if that was not known.
-    before_s, after_s
-        Time of the program, without and with the change: the mean of `pairs` runs, without the profiler's own.
-    low_s, high_s
-        95 % interval of what it saves; None for fewer than three pairs.
-    pairs
-        Runs of each.
-    decision
-        "faster", "not faster" or "undecided", as `tpunb.tuning.racing` decides; or "failed".
-    output
-        Parameters after the last step, or small results of functions of JAX: "equal" bit for bit, "differs",
-        "not repeatable" if two equal runs differ, too, or "unknown".
-    difference
-        Relative difference of outputs that differ: norm of the difference by norm.
-    note
-        Why a trial failed, or what it did not compare.
-    """
-
-    cause: str
-    action: str
-    change: str
-    loses: str = ""
-    promised_s: float | None = None
-    before_s: float | None = None
-    after_s: float | None = None
-    low_s: float | None = None
-    high_s: float | None = None
-    pairs: int = 0
-    decision: str = "failed"
-    output: str = "unknown"
-    difference: float | None = None
-    note: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.change} ({self.cause}): {self.outcome}."
-
-    @property
-    def outcome(self) -> str:
-        """What it saved, of what was promised, and whether the output is equal."""
-        if self.before_s is None or self.after_s is None:
-            return f"failed: {self.note}"
-        saved_s = self.before_s - self.after_s
-        of = f"{_seconds(saved_s)} of {_seconds(self.before_s)}"
-        ends = "" if self.low_s is None else f" (95 %: {_seconds(self.low_s)} to {_seconds(self.high_s or 0)})"
-        promised = "" if self.promised_s is None else f", {_seconds(self.promised_s)} promised"
-        gain = {
-            "faster": f"saves {of}{ends}{promised}",
-            "not faster": f"no gain: {_seconds(self.after_s)} with it, {_seconds(self.before_s)} without{promised}",
-            "undecided": f"not certain after {self.pairs} of each: {of}{ends}{promised}; a larger --budget decides",
-        }[self.decision]
-        near = "" if self.difference is None else f" by {self.difference:.2g} of its norm"
-        output = {
-            "equal": "output equal, bit for bit",
-            "differs": f"output differs{near}",
-            "not repeatable": f"output differs{near}, as that of equal runs does",
-            "unknown": f"output not compared: {self.note}",
-        }[self.output]
-        return f"{gain}; {output}{'; without ' * bool(self.loses)}{self.loses}"
-
-
-def _seconds(seconds: float) -> str:
-    return duration(round(abs(seconds) * 1e12)) if seconds >= 0 else f"-{duration(round(-seconds * 1e12))}"
 
 
 class _Outcome(NamedTuple):
@@ -137,6 +69,23 @@ class _Outcome(NamedTuple):
             found = goodput(steps)
             return [*(end / 1e12 for end in ends), (found.wall_ps - found.time_ps("profiler")) / 1e12]
         return [end / 1e12 for end in ends]
+
+    @property
+    def values(self) -> list[np.ndarray[Any, Any]]:
+        """What it computed."""
+        if not self.output.exists():
+            return []
+        with np.load(self.output, allow_pickle=False) as file:
+            return [file[name] for name in file.files]
+
+
+class _Executions(NamedTuple):
+    """Steps of a job: seconds of one, and what they computed."""
+
+    ends_s: list[float]
+    values: list[np.ndarray[Any, Any]]
+    error: str = ""
+    is_whole: bool = True
 
 
 class _Program:
@@ -280,11 +229,165 @@ def try_remedies(
             say(str(tried))
         if not rows:
             say(f"no remedy of this run can be tried without a change of the program: {_first_sentence(grouped)}")
-    if run is not None and Path(str(run), RUN).exists():
-        Path(str(run), TRIED).write_text(
-            json.dumps([{**asdict(each), "outcome": each.outcome} for each in found], indent=1)
-        )
+    if run is not None:
+        _keep(found, run)
     return found
+
+
+class JobTrials:
+    """Remedies that are tried on steps of a job, as a `Tuner` tries values: `trials` yields each once it is decided.
+
+    `remedies` and `grouped` are the arguments "remedies" and "phases" of `tpunb.tuning.tuner.tune`.
+    """
+
+    def __init__(
+        self, job: Job, remedies: Any, start: CheckpointPath | None, budget_s: float, grouped: Phases | None = None
+    ) -> None:
+        self._job, self._start, self._budget_s, self._run = job, start, budget_s, grouped
+        self._rows = _asked(remedies, grouped)
+        self.messages: list[Message] = []
+        self.tuning = Tuning(())
+
+    def trials(self) -> Iterator[Tried]:
+        """Yield what was tried; the run of the phases keeps it."""
+        end_s = time.monotonic() + self._budget_s
+        with ExitStack() as stack:
+            program = _JobSteps(self._job, self._start, stack)
+            for left, row in zip(range(len(self._rows), 0, -1), self._rows, strict=True):
+                first = program.changed(row["trial"])
+                until_s = time.monotonic() + max((end_s - time.monotonic()) / left, _LEAST_S)
+                trials = _Trials(program, first, until_s, None)
+                tried = replace(trials.of(row), unit="step")
+                if tried.output == "differs" and (note := program.regroups):
+                    tried = replace(tried, output="unknown", difference=None, note=note)
+                elif tried.output == "differs" and program.varies(first):
+                    tried = replace(tried, output="not repeatable")
+                self.tuning = replace(self.tuning, tried=(*self.tuning.tried, tried))
+                yield tried
+        if self._run is not None:
+            _keep(self.tuning.tried, self._run.steps.source)
+
+
+class _JobSteps:
+    """Steps of a job from one place, without and with changes, each of a model and data that are made anew."""
+
+    def __init__(self, job: Job, start: CheckpointPath | None, stack: ExitStack) -> None:
+        self._job, self._start, self._stack = job, start, stack
+        self._runners, self._reached = dict[str, TrialRunner](), set[str]()
+        stack.callback(RandomState.capture().restore)
+        stack.enter_context(ensured_keras_generator())  # which all models share
+        self._random = RandomState.capture()
+        if reason := self._built(""):
+            raise TpunbError(f"no remedy can be tried on this job: {reason}")
+        self._sizes = self._runners[""].calibrate()
+
+    def changed(self, change: str) -> _Executions:
+        """Return steps without a change; those with it will be as many."""
+        steps = self._runners[""].training.steps
+        self._error = self._built(change)
+        self._unit = math.lcm(steps, self._runners[change].training.steps) if not self._error else steps
+        least = self._unit // steps  # executions
+        self._steps = [math.ceil(each / least) * self._unit for each in (self._sizes.warmup, self._sizes.window)]
+        return self.run()
+
+    @property
+    def regroups(self) -> str:
+        """Why steps cannot be compared, of which a change makes more in one call; else ""."""
+        return "an epoch may end within a call" * (self._unit != self._runners[""].training.steps)
+
+    def varies(self, first: _Executions) -> bool:
+        """Return whether the job, built once more without a change, computes something else."""
+        self._error = self._built(_AGAIN)
+        return bool(self._error) or _difference(first.values, self.run(_AGAIN).values) != 0
+
+    def _built(self, change: str) -> str:
+        """Build the job anew, and return why it cannot be run, or ""."""
+        self._random.restore()
+        try:
+            with self._with(change):
+                runner = self._stack.enter_context(TrialRunner(Job(self._job.build, self._job.step), self._start))
+                self._runners[change] = runner
+                reason = runner.pipeline.refusal or runner.untracked_state()
+                if change and not reason:
+                    runner.sample()
+        except Exception as error:  # noqa: BLE001  whatever it is, the change does not suit this program
+            return format_error(error)
+        if not reason and change and change not in self._reached:
+            return "its steps ask for nothing that this changes" + _UNBUILT * isinstance(self._job.build, tuple)
+        return reason
+
+    @contextmanager
+    def _with(self, change: str) -> Iterator[None]:
+        made = CHANGES[Trial(change or _AGAIN)]
+        if made.variables:
+            raise TpunbError("it is set before a program starts", hint="tpunb try -- python train.py")
+        if not made.hooks:
+            self._reached.add(change)
+        with ExitStack() as stack:
+            made.apply(stack, partial(self._reached.add, change))
+            yield
+
+    def run(self, change: str = "", seconds: float | None = None) -> _Executions:
+        """Run steps with a change, however long they take."""
+        if change and self._error:
+            return _Executions([math.inf], [], self._error)
+        runner = self._runners[change]
+        steps = runner.training.steps
+        runner.keeps = self._unit // steps
+        try:
+            with self._with(change):
+                result = runner._run({}, *(each // steps for each in self._steps))
+        except Exception as error:  # noqa: BLE001  as above
+            return _Executions([math.inf], [], format_error(error))
+        return _Executions([result.seconds], runner.values)
+
+
+def _asked(remedies: Any, grouped: Phases | None) -> list[dict[str, Any]]:
+    """Return rows of advice that can be tried: all of a run, those of a frame, or those of some causes."""
+    trials = {(each.id, remedy.action): remedy.trial for each in CAUSES for remedy in each.remedies if remedy.trial}
+    advice = [] if grouped is None else candidates(grouped).to_dicts()
+    if isinstance(remedies, pl.DataFrame):
+        advice = remedies.to_dicts()
+    elif remedies is not True:
+        ids = [cause(name).id for name in ([remedies] if isinstance(remedies, str) else remedies)]
+        named = {row["id"] for row in advice if (row["id"], row["action"]) in trials}
+        advice = [row for row in advice if row["id"] in ids]
+        advice += [{"id": id_, "action": action} for id_, action in trials if id_ in ids and id_ not in named]
+    elif grouped is None:
+        raise TpunbError(
+            "the remedies of which run to try is not known", hint="tp.tune(job, remedies=True, phases=...)"
+        )
+    found = dict[str, dict[str, Any]]()
+    for row in advice:
+        if trial := trials.get((row["id"], row["action"])):
+            promised = row.get("saves_ps")
+            steps = None if grouped is None else _steps(grouped, row["phase"])
+            promised = None if promised is None or not steps else promised / steps
+            found.setdefault(trial, {**row, "trial": trial, "saves_ps": promised})
+    if not found:
+        raise TpunbError("no remedy of these can be tried on a job", hint="docs/causes.md says which can")
+    return [*found.values()]
+
+
+def _steps(grouped: Phases, phase: int | None) -> int:
+    """Return the number of steps in which advice saves its time."""
+    return grouped.steps.count if phase is None else grouped[phase].steps.height
+
+
+def _keep(found: Sequence[Tried], run: Any) -> None:
+    """Write what was tried into a run on a local disk, beside what was tried before."""
+    path = Path(str(run), TRIED)
+    if not (run and path.with_name(RUN).exists()):
+        return
+    rows = {(each.cause, each.action): {**asdict(each), "outcome": each.outcome} for each in found}
+    before = [each for each in _read(path) if (each.get("cause"), each.get("action")) not in rows]
+    path.write_text(json.dumps([*before, *rows.values()], indent=1))
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    with suppress(OSError, ValueError):
+        return [each for each in json.loads(path.read_text()) if isinstance(each, dict)]
+    return []
 
 
 def _first_sentence(grouped: Phases) -> str:
@@ -323,7 +426,9 @@ def _chosen(grouped: Phases) -> list[dict[str, Any]]:
 class _Trials:
     """Trials of one program, whose runs without a change they share."""
 
-    def __init__(self, program: _Program, first: _Outcome, until_s: float, seconds: float | None) -> None:
+    def __init__(
+        self, program: _Program | _JobSteps, first: _Outcome | _Executions, until_s: float, seconds: float | None
+    ) -> None:
         self._program, self._until_s, self._seconds = program, until_s, seconds
         self._plain = [first]
 
@@ -334,7 +439,7 @@ class _Trials:
         tried = Tried(row["id"], row["action"], change.about, change.loses, promised_s)
         if change.variables:  # what is kept is made first
             self._program.run(row["trial"], self._seconds)
-        race, result, with_it, times = Race(), None, list[_Outcome](), list[tuple[float, float]]()
+        race, result, with_it, times = Race(), None, list[_Outcome | _Executions](), list[tuple[float, float]]()
         for number in self._rounds():
             if number % 2:
                 with_it.append(self._program.run(row["trial"], self._limit))
@@ -349,7 +454,7 @@ class _Trials:
             if result.decision != "undecided":
                 break
         if result is None:
-            return replace(tried, note="the budget is used; a larger --budget is needed")
+            return replace(tried, note="the budget is used; a larger one is needed")
         return replace(_timed(tried, result, times), **_output(self._plain[:2], with_it[0]))
 
     @property
@@ -360,7 +465,7 @@ class _Trials:
     def _rounds(self) -> Iterator[int]:
         """Yield numbers of rounds while there is time for one more."""
         number, longest_s = 0, 0.0
-        while number == 0 or time.monotonic() + longest_s < self._until_s:
+        while number == 0 or (number < MOST_PAIRS and time.monotonic() + longest_s < self._until_s):
             begun_s = time.monotonic()
             if number == 0 and begun_s > self._until_s:
                 return
@@ -369,7 +474,7 @@ class _Trials:
             number += 1
 
 
-def _compared(one: _Outcome, other: _Outcome) -> tuple[float, float]:
+def _compared(one: _Outcome | _Executions, other: _Outcome | _Executions) -> tuple[float, float]:
     """Return the times of two runs to the same step, or to their ends."""
     ends = one.ends_s, other.ends_s
     if one.is_whole and other.is_whole:
@@ -389,12 +494,12 @@ def _timed(tried: Tried, result: RaceResult, times: Sequence[tuple[float, float]
     return replace(tried, pairs=result.pairs, decision=result.decision)
 
 
-def _output(plain_runs: Sequence[_Outcome], with_it: _Outcome) -> dict[str, Any]:
+def _output(plain_runs: Sequence[_Outcome | _Executions], with_it: _Outcome | _Executions) -> dict[str, Any]:
     """Return whether a program computed the same with a change, and by how much not."""
     runs = [*plain_runs, with_it]
     if not all(each.is_whole for each in runs):
         return {"output": "unknown", "note": "the runs were stopped"}
-    arrays = [_arrays(each.output) for each in runs]
+    arrays = [each.values for each in runs]
     if not (arrays[0] and arrays[-1]):
         return {"output": "unknown", "note": "no parameters were seen"}
     difference = _difference(arrays[0], arrays[-1])
@@ -402,13 +507,6 @@ def _output(plain_runs: Sequence[_Outcome], with_it: _Outcome) -> dict[str, Any]
         return {"output": "equal"}
     repeats = len(arrays) < 3 or _difference(arrays[0], arrays[1]) == 0
     return {"output": "differs" if repeats else "not repeatable", "difference": difference}
-
-
-def _arrays(path: Path) -> list[np.ndarray[Any, Any]]:
-    if not path.exists():
-        return []
-    with np.load(path, allow_pickle=False) as file:
-        return [file[name] for name in file.files]
 
 
 def _difference(one: Sequence[np.ndarray[Any, Any]], other: Sequence[np.ndarray[Any, Any]]) -> float | None:
@@ -437,9 +535,7 @@ def tried(folder: Any = "runs") -> pl.DataFrame:
     """Return a row for each remedy that was tried on runs below a local folder: the fields of `Tried`, and `run`."""
     rows = list[dict[str, Any]]()
     for path in sorted(Path(str(folder)).rglob(TRIED)):
-        with suppress(OSError, ValueError):
-            found = json.loads(path.read_text())
-            rows += [{**each, "run": path.parent.name} for each in found if isinstance(each, dict)]
+        rows += [{**each, "run": path.parent.name} for each in _read(path) if not each.get("earlier")]
     kinds = {name: str if kind is pl.String else (int, float) for name, kind in _COLUMNS.items()}
     rows = [{name: each[name] if isinstance(each.get(name), kinds[name]) else None for name in kinds} for each in rows]
     frame = pl.DataFrame(rows, schema=_COLUMNS, strict=False)

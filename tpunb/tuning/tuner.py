@@ -25,6 +25,7 @@ from tpunb.tuning.search import Search, Space, StepCosts
 from tpunb.tuning.stage_costs import StageCost, most_seconds, stage_costs
 from tpunb.tuning.tournament import Budget, Tournament, check_seconds
 from tpunb.tuning.trial import BURSTS, SIZING, Baseline, TrialResult, TrialRunner, model_seconds, trial_sizes
+from tpunb.tuning.tried import JobTrials
 
 WAITS = 1.15
 """Step time by that of the model alone, or of its work on all cores, below which a step hardly waits."""
@@ -48,6 +49,7 @@ def tune(
     budget: float | Budget | None = None,
     phases: Phases | None = None,
     folder: str | os.PathLike[str] | None = None,
+    remedies: Any = None,
 ) -> Tuning:
     """Return the fastest values of a job's input pipeline, with the same output to the last bit.
 
@@ -73,6 +75,10 @@ def tune(
         Phases of a run of this job: they give its duration, and the phase to tune.
     folder
         Folder to which trials are written as they finish, for `Tuning.read`.
+    remedies
+        Remedies to try in place of values: True for the advice on `phases`, rows of ``tp.advise``, or ids of causes.
+        Steps of the job run in turns without and with each, on a model and data that it builds anew; `Tuning.tried`
+        says what a step saves, and whether losses and parameters are equal. The run of `phases` keeps it.
 
     Raises
     ------
@@ -81,6 +87,12 @@ def tune(
     TpunbError
         If the checkpoint does not hold all state that a trial needs, or the job cannot be run as ``fit`` would.
     """
+    if remedies is not None:
+        limits = Budget() if budget is None else _budget(budget, None)
+        tried = JobTrials(as_job(job, data), remedies, start, limits.seconds, phases)
+        for each in tried.trials():
+            print(each, flush=True)
+        return tried.tuning
     tuner = Tuner(as_job(job, data), start, search or model_based, _budget(budget, phases), Journal(folder))
     if phases is not None:
         phase = hot_phase(phases)
