@@ -18,10 +18,10 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "costs": 1_260,
     "frames": 1_675,
     "instrument": 2_715,
-    "io": 6_015,
-    "profiler": 5_467,
+    "io": 6_035,
+    "profiler": 5_470,
     "protobuf": 390,
-    "root": 2_680,
+    "root": 2_685,
     "step_stats": 3_280,
     "testing": 630,
     "tfdata": 1_130,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_185,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 67_490, 282  # of the package without studies: all lines; modules
+LINES, FILES = 67_520, 282  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 README_WORDS, PAGES, WORDS = 700, 12, 18_000  # of README; of docs beside what is generated or for machines
 GENERATED = {"SKILL.md", "causes.md", "glossary.md", "index.md", "wrapped.md"}

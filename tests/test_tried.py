@@ -3,6 +3,8 @@
 import gc
 import json
 import math
+import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,11 +17,13 @@ import numpy as np
 import psutil
 import pytest
 from capture_loops import until
+from stand_in import StandIn
 
 import tpunb as tp
 from tpunb.analysis import CAUSES
 from tpunb.analysis.advice import candidates
 from tpunb.instrument import remedies
+from tpunb.io import run_folder
 from tpunb.io.run_folder import COMMAND, TRIED
 from tpunb.profiler import child_capture
 from tpunb.training import tried_process
@@ -345,6 +349,49 @@ def test_a_remedy_that_was_refuted_is_advised_no_more(run):
     action = tries(run, decision="not faster")
     assert action not in tp.advise(run)["action"].to_list()
     assert "Waiting for input" in tp.report(run).content["verdict"]["sentence"]
+
+
+def test_a_remedy_that_was_refuted_is_not_advised_in_later_runs_of_the_program(run):
+    action = tries(run, decision="not faster")
+    later, last = (run.with_name(f"{run.name}-{name}") for name in ("later", "last"))
+    shutil.copytree(run, later, ignore=lambda *_: [TRIED])
+    assert action in tp.advise(later)["action"].to_list()
+    run_folder.keep_refuted(later, [run])
+    assert action not in tp.advise(later)["action"].to_list()
+    assert [each["earlier"] for each in run_folder.tried(later)] == [run.name]
+    assert trials.tried(later).is_empty()  # it was tried once
+    shutil.copytree(run, last, ignore=lambda *_: [TRIED])
+    (run / TRIED).unlink()
+    tries(run, decision="faster")  # at last
+    os.utime(later / TRIED, (0, 0))
+    run_folder.keep_refuted(last, [run, later])
+    assert action in tp.advise(last)["action"].to_list()
+
+
+def test_a_run_in_the_folder_of_an_earlier_one_knows_what_was_refuted(tmp_path):
+    for number in range(2):
+        with tp.capture(tmp_path / "run", source=StandIn()) as capture:
+            for step in range(3):
+                with capture.step(step):
+                    pass
+        if not number:
+            (tmp_path / "run" / TRIED).write_text('[{"cause": "T101", "action": "x", "decision": "not faster"}]')
+    [row] = run_folder.tried(tmp_path / "run")
+    assert (row["cause"], row["decision"]) == ("T101", "not faster")
+
+
+@pytest.mark.live
+def test_a_run_of_the_same_command_knows_what_was_refuted(tpunb):
+    rows = '[{"cause": "T101", "action": "x", "decision": "not faster"}]'
+    commands = {"same": [sys.executable, "train.py"], "other": [sys.executable, "other.py"]}
+    for name, command in commands.items():
+        folder = tpunb.folder / name
+        folder.mkdir()
+        (folder / COMMAND).write_text(json.dumps({"command": command, "folder": str(tpunb.folder)}))
+        (folder / "run.json").write_text("{}")
+        (folder / TRIED).write_text(rows.replace("T101", f"T101 {name}"))
+    tpunb("log.txt", "run", "-o", "run", "--", sys.executable, "train.py")
+    assert [row["cause"] for row in run_folder.tried(tpunb.folder / "run")] == ["T101 same"]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"cause": {}}]', "\0"])

@@ -145,7 +145,7 @@ def _run(words: list[str]) -> int:
 def _run_blocked(words: list[str], variables: Mapping[str, str], mask: Iterable[int]) -> int:
     from tpunb.io import storage
     from tpunb.io.job_folder import MEMBER
-    from tpunb.io.run_folder import COMMAND
+    from tpunb.io.run_folder import COMMAND, keep_refuted
     from tpunb.profiler.options import capture_arguments, default_folder, help_text
 
     end = words.index("--") if "--" in words else len(words)
@@ -181,8 +181,11 @@ def _run_blocked(words: list[str], variables: Mapping[str, str], mask: Iterable[
     try:
         runs = _arrange(folder, captured)
         with suppress(OSError):  # a URL, or no run
-            program = {"command": command, "folder": str(Path.cwd())}
-            Path(folder, COMMAND).write_text(json.dumps(program)) if Path(folder).is_dir() else None
+            program, run = json.dumps({"command": command, "folder": str(Path.cwd())}).encode(), Path(folder)
+            if run.is_dir():
+                (run / COMMAND).write_bytes(program)
+                same = [path.parent for path in run.parent.glob(f"*/{COMMAND}") if path.read_bytes() == program]
+                keep_refuted(run, (path for path in same if path != run))
         if not options.quiet and rank in ("", "0"):
             form = str if "://" in folder else Path
             earlier = None if moved is None else earlier_run(form(folder), form(moved))

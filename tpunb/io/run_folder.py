@@ -244,6 +244,39 @@ def is_run(folder: Path) -> bool:
     return (folder / RUN).is_file()
 
 
+def members(run: Path) -> list[Path]:
+    """Return the folders of a run on a local disk that hold its parts: itself, or those of its processes."""
+    return [path.parent for path in (run / RUN, *sorted(run.glob(f"*/{RUN}"))) if path.is_file()]
+
+
+def keep_tried(run: Path, found: Iterable[Mapping[str, Any]]) -> None:
+    """Write remedies that were tried into a run, beside those that were before."""
+    for folder in members(run):
+        rows = {(str(each.get("cause")), str(each.get("action"))): each for each in (*tried(folder), *found)}
+        if rows:
+            (folder / TRIED).write_text(json.dumps([*rows.values()], indent=1))
+
+
+def keep_refuted(run: Path, earlier: Iterable[Path]) -> None:
+    """Write into a run what saved nothing when it was tried on earlier runs of its program."""
+    folders = [folder for each in earlier for folder in members(each)[:1] if (folder / TRIED).is_file()]
+    folders.sort(key=lambda folder: (folder / TRIED).stat().st_mtime_ns)
+    rows = {
+        (str(row.get("cause")), str(row.get("action"))): {"earlier": each.name, **row}
+        for each in folders
+        for row in tried(each)
+    }
+    keep_tried(run, [row for row in rows.values() if row.get("decision") == "not faster"])
+
+
+def tried(folder: Path) -> list[dict[str, Any]]:
+    """Return the remedies that were tried on a run, as they were written; of a damaged file none."""
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads((folder / TRIED).read_text())
+        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return []
+
+
 def read(folder: Location, files: Mapping[str, Location], owner: object = None) -> Profile:
     """Read a run, finished or not; `files` is the listing of the folder.
 

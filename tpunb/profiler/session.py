@@ -18,12 +18,14 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import polars as pl
 
 from tpunb.errors import CaptureBusy, MissingExtra, TpunbError, warn_user
 from tpunb.instrument.keras import keras_runs
+from tpunb.io.run_folder import keep_refuted
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.in_flight import InFlight
 from tpunb.profiler.limits import LIMITS
@@ -655,6 +657,9 @@ class CaptureSession:
                         self._fail(error)
         finally:
             self.writer.close()
+            if self.writer.moved is not None and isinstance(self.writer.source, Path):
+                with suppress(OSError):
+                    keep_refuted(self.writer.source, [Path(self.writer.moved)])
 
 
 class Capture(Protocol):

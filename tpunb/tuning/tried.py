@@ -29,7 +29,8 @@ from tpunb.analysis.run import phases
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases
 from tpunb.instrument.remedies import CHANGES, Trial
-from tpunb.io.run_folder import COMMAND, RUN, TRIED
+from tpunb.io.run_folder import COMMAND, RUN, TRIED, keep_tried
+from tpunb.io.run_folder import tried as tried_on_disk
 from tpunb.text import cut, format_error, plain, plural
 from tpunb.training.fit_start import CheckpointPath
 from tpunb.training.seeds import RandomState, ensured_keras_generator
@@ -264,7 +265,7 @@ class JobTrials:
                     tried = replace(tried, output="not repeatable")
                 self.tuning = replace(self.tuning, tried=(*self.tuning.tried, tried))
                 yield tried
-        if self._run is not None:
+        if self._run is not None and self._run.steps.source:
             _keep(self.tuning.tried, self._run.steps.source)
 
 
@@ -375,19 +376,8 @@ def _steps(grouped: Phases, phase: int | None) -> int:
 
 
 def _keep(found: Sequence[Tried], run: Any) -> None:
-    """Write what was tried into a run on a local disk, beside what was tried before."""
-    path = Path(str(run), TRIED)
-    if not (run and path.with_name(RUN).exists()):
-        return
-    rows = {(each.cause, each.action): {**asdict(each), "outcome": each.outcome} for each in found}
-    before = [each for each in _read(path) if (each.get("cause"), each.get("action")) not in rows]
-    path.write_text(json.dumps([*before, *rows.values()], indent=1))
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    with suppress(OSError, ValueError):
-        return [each for each in json.loads(path.read_text()) if isinstance(each, dict)]
-    return []
+    """Write what was tried into a run on a local disk."""
+    keep_tried(Path(str(run)), [{**asdict(each), "outcome": each.outcome} for each in found])
 
 
 def _first_sentence(grouped: Phases) -> str:
@@ -535,7 +525,8 @@ def tried(folder: Any = "runs") -> pl.DataFrame:
     """Return a row for each remedy that was tried on runs below a local folder: the fields of `Tried`, and `run`."""
     rows = list[dict[str, Any]]()
     for path in sorted(Path(str(folder)).rglob(TRIED)):
-        rows += [{**each, "run": path.parent.name} for each in _read(path) if not each.get("earlier")]
+        found = [each for each in tried_on_disk(path.parent) if not each.get("earlier")]
+        rows += [{**each, "run": path.parent.name} for each in found]
     kinds = {name: str if kind is pl.String else (int, float) for name, kind in _COLUMNS.items()}
     rows = [{name: each[name] if isinstance(each.get(name), kinds[name]) else None for name in kinds} for each in rows]
     frame = pl.DataFrame(rows, schema=_COLUMNS, strict=False)
