@@ -17,7 +17,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "cluster": 2_090,
     "costs": 1_260,
     "frames": 1_675,
-    "instrument": 2_715,
+    "instrument": 2_765,
     "io": 6_035,
     "profiler": 5_470,
     "protobuf": 390,
@@ -28,10 +28,10 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "torchdata": 1_030,
     "training": 3_315,
     "tuning": 4_055,
-    "widgets": 2_185,
+    "widgets": 2_220,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 67_520, 282  # of the package without studies: all lines; modules
+LINES, FILES = 67_580, 282  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 README_WORDS, PAGES, WORDS = 700, 12, 18_000  # of README; of docs beside what is generated or for machines
 GENERATED = {"SKILL.md", "causes.md", "glossary.md", "index.md", "wrapped.md"}

@@ -3,7 +3,10 @@
 import json
 import random
 import threading
+import zipfile
+from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +20,7 @@ from tpunb.testing import toy_steps
 from tpunb.tuning import tournament, trial, tuner
 from tpunb.tuning.job import Job
 from tpunb.tuning.racing import RaceResult
-from tpunb.tuning.results import Journal, Message, Speedup, Trial, Tuning
+from tpunb.tuning.results import Journal, Message, Speedup, Trial, Tried, Tuning
 from tpunb.tuning.tournament import Budget
 from tpunb.widgets import tuning_panel as room
 from tpunb.widgets.tuning_panel import TuningPanel, tuning_panel
@@ -421,6 +424,41 @@ def written(folder, fingerprint, *trials, end=True):
         journal.record(one)
     if end:
         journal.end(Tuning(trials, {CALLS: 8}, Speedup(4, 3.5, 4.5), (Message("stopped"),), 3.0, "ds = ..."))
+
+
+class Tries:
+    """Plays a trial of a remedy."""
+
+    def __init__(self, job, remedy, start, seconds, phases, shown):
+        self.row, self.shown = remedy.row(0, named=True), shown
+        self.messages, self.tuning = shown.messages, shown
+
+    def trials(self):
+        found = Tried(self.row["id"], self.row["action"], EVIL, before_s=0.02, after_s=0.01, pairs=3, unit="step")
+        self.tuning = replace(self.shown, tried=(replace(found, decision="faster", output="equal"),))
+        yield self.tuning.tried[0]
+
+
+def test_a_remedy_of_the_run_is_tried(monkeypatch, one_job, tmp_path):
+    monkeypatch.setattr(room, "JobTrials", Tries)
+    with zipfile.ZipFile(Path(__file__).parent / "corpus" / "torch_slow_dataset.zip") as entry:
+        entry.extractall(tmp_path / "run")
+    panel = panel_of(one_job, tmp_path / "trials", tp.phases(tmp_path / "run"))
+    [[action, promised, tried]] = panel._run["remedies"]
+    assert action.startswith("give the DataLoader workers")
+    assert promised.endswith("ms")
+    assert tried == "–"
+    panel._asked(panel, {"ask": "try", "with": {"number": 0}}, [])
+    assert panel.wait(SECONDS).tried[0].decision == "faster"
+    outcome = "saves 10 ms of 20 ms a step; output equal, bit for bit"
+    assert panel._run["remedies"][0][2] == outcome
+    assert outcome in panel._run["headline"]
+    assert outcome in panel.still()["text/html"]
+    assert EVIL not in panel.still()["text/html"]
+
+
+def test_a_panel_without_a_run_has_no_remedies(one_job, tmp_path):
+    assert panel_of(one_job, tmp_path)._run["remedies"] == []
 
 
 def test_an_earlier_tuning_is_shown_and_applied(one_job, tmp_path):

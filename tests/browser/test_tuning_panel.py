@@ -1,5 +1,7 @@
 """The tuning panel in a real browser: Run, trials that arrive, Stop, what is applied; and after a restart all again."""
 
+from pathlib import Path
+
 import pytest
 
 from browser.jupyter_pages import (
@@ -19,6 +21,8 @@ from browser.jupyter_pages import (
 )
 
 pytestmark = pytest.mark.live
+
+CORPUS = Path(__file__).parents[1] / "corpus"
 
 JOB = """import time
 import keras
@@ -67,6 +71,22 @@ phases = tp.phases(tp.steps(tp.sample("keras_transformer")), beginning)
 limits = Budget(3000, trials=2)
 panel = tp.tuning_panel(tp.tuning.Job(build), phases, "saved", search=eight, budget=limits, folder="trials")
 panel"""
+REMEDIES = f"""import zipfile
+from tpunb.tuning import tried
+from tpunb.tuning.racing import RaceResult
+
+zipfile.ZipFile({str(CORPUS / "keras_eager.zip")!r}).extractall("eager")
+tried.Race.add = lambda *times: RaceResult("faster", 2.0, 1.8, 2.2, 3)  # whatever the clock shows
+
+def eagerly():
+    keras.utils.set_random_seed(0)
+    data = tf.data.Dataset.range(65536).map(lambda n: tf.fill([8], tf.cast(n % 7, tf.float32))).map(pair).batch(16)
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    return model, data
+
+panel = tp.tuning_panel(tp.tuning.Job(eagerly), tp.phases("eager"), folder="tries")
+panel"""
 NAMES = (
     ("combobox", "Phase"),
     ("combobox", "Search"),
@@ -82,6 +102,40 @@ NAMES = (
     ("region", "Trial table"),
     ("table", "Pipeline parameters"),
 )
+
+
+@pytest.fixture(scope="module")
+def advised(jupyter):
+    """The panel of a job with a run that is advised upon, in JupyterLab."""
+    page = jupyter.open("remedies.ipynb", JOB, REMEDIES)
+    run_all(page)
+    assert errors(page) == []
+    return page.get_by_role("region", name="Tuning of Job(")
+
+
+def test_a_remedy_is_tried_and_says_what_it_saves(advised, shots):
+    page = advised.page
+    remedies = advised.get_by_role("region", name="Remedies", exact=True)
+    first = remedies.get_by_role("listitem").first
+    expect(first).to_contain_text("compile the model without run_eagerly=True")
+    button(first, "Try it").press("Enter")  # by key
+    expect(headline(advised)).to_contain_text("running")
+    expect(button(first, "Try it")).to_be_disabled()
+    expect(first).to_contain_text("output equal, bit for bit")
+    expect(button(first, "Try it")).to_be_enabled()
+    [cause, decision] = python(page, "print(panel.value.tried[0].cause, panel.value.tried[0].decision)").split()
+    assert (cause, decision) == ("T301", "faster")
+    assert "a step" in python(page, "print([each['tried'] for each in tp.report('eager').content['actions'][:1]])")
+    page.set_viewport_size({"width": 1560, "height": 1700})
+    for name, legible in (("Dark", lambda light: light > 150), ("Light", lambda light: light < 100)):
+        theme(page, name)
+
+        def is_legible(legible=legible):
+            assert legible(brightness(first.evaluate("(item) => getComputedStyle(item).color")))
+
+        eventually(is_legible)
+        advised.screenshot(path=shots / f"tuning-panel-remedies-{name.lower()}.png")
+    assert page.complaints == []
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -37,7 +37,7 @@ from tpunb.training.seeds import RandomState, ensured_keras_generator
 from tpunb.training.tried_process import OUTPUT, REFUSED, TRIAL, Plan
 from tpunb.tuning.job import Job
 from tpunb.tuning.racing import FEWEST_PAIRS, MOST_PAIRS, Race, RaceResult
-from tpunb.tuning.results import Message, Tried, Tuning
+from tpunb.tuning.results import Tried, Tuning
 from tpunb.tuning.trial import TrialRunner
 
 BUDGET_S = 60.0
@@ -238,18 +238,25 @@ def try_remedies(
 class JobTrials:
     """Remedies that are tried on steps of a job, as a `Tuner` tries values: `trials` yields each once it is decided.
 
-    `remedies` and `grouped` are the arguments "remedies" and "phases" of `tpunb.tuning.tuner.tune`.
+    `remedies` and `grouped` are the arguments "remedies" and "phases" of `tpunb.tuning.tuner.tune`; the result is added
+    to a `tuning`.
     """
 
     def __init__(
-        self, job: Job, remedies: Any, start: CheckpointPath | None, budget_s: float, grouped: Phases | None = None
+        self,
+        job: Job,
+        remedies: Any,
+        start: CheckpointPath | None,
+        budget_s: float,
+        grouped: Phases | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
         self._job, self._start, self._budget_s, self._run = job, start, budget_s, grouped
-        self._rows = _asked(remedies, grouped)
-        self.messages: list[Message] = []
-        self.tuning = Tuning(())
+        self._rows = asked(remedies, grouped)
+        self.tuning = tuning or Tuning(())
+        self.messages = self.tuning.messages
 
-    def trials(self) -> Iterator[Tried]:
+    def trials(self) -> Generator[Tried, None, None]:
         """Yield what was tried; the run of the phases keeps it."""
         end_s = time.monotonic() + self._budget_s
         with ExitStack() as stack:
@@ -258,7 +265,7 @@ class JobTrials:
                 first = program.changed(row["trial"])
                 until_s = time.monotonic() + max((end_s - time.monotonic()) / left, _LEAST_S)
                 trials = _Trials(program, first, until_s, None)
-                tried = replace(trials.of(row), unit="step")
+                tried = replace(trials.of({**row, "saves_ps": row["step_ps"]}), unit="step")
                 if tried.output == "differs" and (note := program.regroups):
                     tried = replace(tried, output="unknown", difference=None, note=note)
                 elif tried.output == "differs" and program.varies(first):
@@ -343,7 +350,7 @@ class _JobSteps:
         return _Executions([result.seconds], runner.values)
 
 
-def _asked(remedies: Any, grouped: Phases | None) -> list[dict[str, Any]]:
+def asked(remedies: Any, grouped: Phases | None) -> list[dict[str, Any]]:
     """Return rows of advice that can be tried: all of a run, those of a frame, or those of some causes."""
     trials = {(each.id, remedy.action): remedy.trial for each in CAUSES for remedy in each.remedies if remedy.trial}
     advice = [] if grouped is None else candidates(grouped).to_dicts()
@@ -361,10 +368,9 @@ def _asked(remedies: Any, grouped: Phases | None) -> list[dict[str, Any]]:
     found = dict[str, dict[str, Any]]()
     for row in advice:
         if trial := trials.get((row["id"], row["action"])):
-            promised = row.get("saves_ps")
-            steps = None if grouped is None else _steps(grouped, row["phase"])
-            promised = None if promised is None or not steps else promised / steps
-            found.setdefault(trial, {**row, "trial": trial, "saves_ps": promised})
+            saves_ps, steps = row.get("saves_ps"), 0 if grouped is None else _steps(grouped, row.get("phase"))
+            step_ps = None if saves_ps is None or not steps else saves_ps / steps
+            found.setdefault(trial, {**row, "trial": trial, "step_ps": step_ps})
     if not found:
         raise TpunbError("no remedy of these can be tried on a job", hint="docs/causes.md says which can")
     return [*found.values()]

@@ -19,6 +19,7 @@ from typing import Any
 from traitlets import Dict, Enum, Float, Instance, Int, List, Unicode, observe, validate
 
 from tpunb import charts
+from tpunb.analysis.advice import tried_on
 from tpunb.charts import render
 from tpunb.checkpoint import Checkpoints
 from tpunb.errors import TpunbError, wrong_type
@@ -31,6 +32,7 @@ from tpunb.tuning.results import Journal, Trial, Tuning
 from tpunb.tuning.search import Search, hill_climb, optuna_search
 from tpunb.tuning.thread_locals import copy_thread_locals
 from tpunb.tuning.tournament import Budget
+from tpunb.tuning.tried import JobTrials
 from tpunb.tuning.tuner import Tuner
 from tpunb.widgets import phase_view, tuning_view
 from tpunb.widgets.frontends import DisplayHandles, only_ipywidgets
@@ -49,7 +51,7 @@ class TuningThread:
 
     def __init__(
         self,
-        make: Callable[[], Tuner],
+        make: Callable[[], Tuner | JobTrials],
         *,
         set_thread_locals: Callable[[], None],
         on_trial: Callable[[Tuning], None],
@@ -98,7 +100,7 @@ class TuningThread:
         finished: list[Trial] = []
         with closing(self._tuner.trials()) as trials:
             for trial in trials:
-                finished.append(trial)
+                finished += [trial] if isinstance(trial, Trial) else []
                 self._on_trial(Tuning(tuple(finished), messages=tuple(self._tuner.messages)))
                 if self._stopped.is_set():
                     return
@@ -171,6 +173,9 @@ class TuningPanel(Panel):
         self._thread: TuningThread | None = None
         self._started = 0.0
         self._shown = Tuning(())  # the result so far
+        self._remedies = tuning_view.remedies(phases)
+        tried = [] if phases is None else tried_on(phases.steps)
+        self._tried = {(each["cause"], each["action"]): plain(each["outcome"]) for each in tried}
         self._notes: list[str] = []  # about the trials in the folder
         super().__init__(budget=float(limits.seconds), search=search if isinstance(search, str) else _CUSTOM)
         self._frame = self._framed()
@@ -192,13 +197,31 @@ class TuningPanel(Panel):
         The thread has Keras' thread-local state (random number generator, precision policy) of the thread that made the
         panel; called there, its current state.
         """
+        self._begin(self._tuner, self._on_trial, Tuning(()))
+
+    def try_remedy(self, number: int = 0) -> None:
+        """Start to try a remedy of the run on steps of the job in a thread, as `run` does; `value.tried` will have it.
+
+        Raises
+        ------
+        TpunbError
+            If there is no remedy of this number, or a tuning runs.
+        """
+        shown, remedy = self._shown, self._remedies[number : number + 1] if number >= 0 else self._remedies[:0]
+        self._begin(
+            lambda: JobTrials(self.job, remedy, self.start.checkpoint, self.budget, self.phases, shown),
+            lambda _: None,
+            shown,
+        )
+
+    def _begin(self, make: Callable[[], Tuner | JobTrials], on_trial: Callable[[Tuning], None], shown: Tuning) -> None:
         with self._turn:
             if threading.get_ident() == self._made_in:
                 self._thread_locals = copy_thread_locals()
             self._thread = TuningThread(
-                self._tuner, set_thread_locals=self._thread_locals, on_trial=self._on_trial, on_end=self._on_end
+                make, set_thread_locals=self._thread_locals, on_trial=on_trial, on_end=self._on_end
             )
-            self._shown, self.failure, self._started = Tuning(()), None, time.perf_counter()
+            self._shown, self.failure, self._started = shown, None, time.perf_counter()
             self._notes = []
             self._thread.start()  # first: observers of the state may raise, and the thread ends by itself
             self._update("running")
@@ -239,6 +262,7 @@ class TuningPanel(Panel):
     def still(self) -> dict[str, str]:
         """Return what a front end shows without a kernel, by media type."""
         tables = tuning_view.tables(self._parameters, self._shown)
+        tables += [tuning_view.remedy_table(self._remedies, self._tried)] * bool(self._remedies.height)
         image = render.image(charts.trials(self._shown)) if self._shown.trials else ""
         lines = [plain(text) for text in (repr(self.job), *map(str, self._shown.messages))]
         notes = [*self._notes, *([] if self.failure is None else [format_error(self.failure)])]
@@ -280,6 +304,7 @@ class TuningPanel(Panel):
     def _on_end(self, tuning: Tuning, failure: Exception | None) -> None:
         with self._turn:
             self._shown, self.failure = tuning, failure
+            self._tried |= {(each.cause, each.action): plain(each.outcome) for each in tuning.tried}
             self._update("done" if failure is None else "failed")
             self.places.redraw(self._pictures())
 
@@ -362,6 +387,7 @@ class TuningPanel(Panel):
             "parameters": tuning_view.parameter_table(self._parameters, tuning),
             "trials": tuning_view.trial_table(tuning),
             "rejected": tuning_view.rejected_table(tuning),
+            "remedies": tuning_view.remedy_table(self._remedies, self._tried)["rows"],
             "chart": tuning_view.chart_spec(tuning),
             "code": tuning.as_code() if ended else "",
             "since": time.perf_counter() - self._started if state in _ACTIVE else None,
@@ -372,7 +398,7 @@ class TuningPanel(Panel):
 
     def answers(self) -> Mapping[str, Callable[..., Answer | None]]:
         """Return the page's requests."""
-        return {**super().answers(), "run": self.run, "stop": self.stop, "freeze": self.freeze}
+        return {**super().answers(), "run": self.run, "try": self.try_remedy, "stop": self.stop, "freeze": self.freeze}
 
 
 def tuning_panel(

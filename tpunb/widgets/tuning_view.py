@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
+
+import polars as pl
 
 from tpunb import charts
 from tpunb.charts import render
 from tpunb.charts.trials import gain
 from tpunb.checkpoint import Checkpoint, Checkpoints, checkpoints
 from tpunb.errors import TpunbError, wrong_type
-from tpunb.frames import Phase
+from tpunb.frames import Phase, Phases
 from tpunb.text import cut, plain, plural, short_time
 from tpunb.tfdata.graph import AUTOTUNE
 from tpunb.tuning.job import Job
 from tpunb.tuning.parameters import Parameter, Value
 from tpunb.tuning.results import Tuning, format_values
 from tpunb.tuning.trial import TrialRunner
+from tpunb.tuning.tried import asked
 from tpunb.widgets.table import Table, table
 
 _LONGEST = 160  # letters of names and errors
@@ -105,7 +109,9 @@ def headline(state: str, tuning: Tuning) -> str:
     """
     ran = plural(len(tuning.trials), "trial")
     gain = "the values stay as they are"
-    if tuning.best:
+    if tuning.tried and not tuning.trials:
+        ran, gain = tuning.tried[-1].change, plain(tuning.tried[-1].outcome)
+    elif tuning.best:
         gain = f"{tuning.speedup.sentence}, same output"
     return {
         "ready": "no trials yet",
@@ -148,6 +154,26 @@ def trial_table(tuning: Tuning) -> Table:
     """Return the trials, in the order in which they ran."""
     rows = ([str(value) for value in row.values()] for row in trial_rows(tuning))
     return table("Trials", ["Trial", "Values", "Verdict", "Step", "Speed-up", "Output", "Duration"], rows)
+
+
+def remedies(phases: Phases | None) -> pl.DataFrame:
+    """Return the advice on a run that can be tried on steps of a job."""
+    with suppress(TpunbError):  # there is none
+        return pl.DataFrame(asked(True, phases))
+    return pl.DataFrame()
+
+
+def remedy_table(advice: pl.DataFrame, tried: Mapping[tuple[str, str], str]) -> Table:
+    """Return what a run advises, what it promises for a step, and what was found when it was tried."""
+    rows = [
+        [
+            cut(plain(row["action"]), 2 * _LONGEST),
+            "–" if row["step_ps"] is None else short_time(row["step_ps"]),
+            tried.get((row["id"], row["action"]), "–"),
+        ]
+        for row in advice.iter_rows(named=True)
+    ]
+    return table("Remedies", ["Remedy", "Saves at most, a step", "Tried"], rows)
 
 
 def rejected_table(tuning: Tuning) -> Table:

@@ -38,7 +38,7 @@ class TuningPanel extends Panel {
       refusal ? make("p", { class: "tpunb-warning", role: "note" }, `This pipeline cannot be tuned: ${refusal}.`) : null,
       this.notes, this.alert, this.failed,
       make("div", { class: "tpunb-two" }, this.start(), this.tuning(folder)),
-      this.lines(), this.results(), this.parameters(), this.rejected));
+      this.remedies(), this.lines(), this.results(), this.parameters(), this.rejected));
   }
 
   // The phase, its checkpoint, its bottleneck.
@@ -78,6 +78,14 @@ class TuningPanel extends Panel {
           () => this.request("freeze"))),
       make("p", { class: "tpunb-pick tpunb-time" }, this.bar, this.clock), this.messages,
       make("p", { class: "tpunb-hint" }, "Trials are written to the folder ", make("code", {}, folder), "."));
+  }
+
+  // Advice on the run, each with a button.
+  remedies() {
+    this.advice = make("ul");
+    this.about = make("section", { class: "tpunb-card tpunb-about", "aria-label": "Remedies" },
+      make("h4", {}, "Remedies of the run"), this.advice);
+    return this.about;
   }
 
   parameters() {
@@ -134,7 +142,13 @@ class TuningPanel extends Panel {
   }
 
   listTables() {
-    const { parameters, trials, rejected } = this.get("_run");
+    const { parameters, trials, rejected, remedies } = this.get("_run");
+    this.about.hidden = !remedies.length;
+    this.tries = remedies.map((_, number) => button("Try it",
+      "Run steps of the job in turns with and without it", () => this.request("try", { number })));
+    this.advice.replaceChildren(...remedies.map(([text, saves, tried], number) => make("li", {}, `${text} `,
+      make("span", { class: "tpunb-hint" }, saves === "–" ? "" : `saves at most ${saves} a step `), this.tries[number],
+      tried === "–" ? null : make("p", { class: "tpunb-hint" }, `Tried: ${tried}.`))));
     const marked = (cells) => cells[parameters.columns.indexOf("Chosen")] !== "–";
     this.parameterTable.replaceChildren(drawn(parameters, { kind: "tpunb-parameters", marked }));
     this.trials.replaceChildren(trials.rows.length ? drawn(trials, { kind: "tpunb-trials" })
@@ -148,7 +162,7 @@ class TuningPanel extends Panel {
   controls() {
     const { state, code } = this.get("_run");
     const active = state === "running" || state === "stopping";
-    for (const control of [this.phase, this.search, this.budget, this.runButton]) control.disabled = active;
+    for (const control of [this.phase, this.search, this.budget, this.runButton, ...this.tries ?? []]) control.disabled = active;
     this.stopButton.disabled = state !== "running";
     this.applyButton.disabled = !code;
     if (this.text.textContent !== code) this.show(Boolean(code)); // open as soon as there is code to paste
@@ -179,10 +193,10 @@ class TuningPanel extends Panel {
     }
   }
 
-  async request(name) {
+  async request(name, content) {
     this.complain("");
     try {
-      await ask(this.model, name);
+      await ask(this.model, name, content);
     } catch (error) { this.complain(error.message); }
   }
 
