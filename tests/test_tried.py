@@ -100,6 +100,39 @@ def test_settings_of_pytorch(changed):
     assert not torch.is_anomaly_enabled()
 
 
+def test_the_first_model_that_trains_is_compiled(changed, monkeypatch):
+    torch = pytest.importorskip("torch")
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(self))
+    changed("COMPILED_MODULE")
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    torch.nn.ReLU()(torch.ones(2))  # has nothing to train
+    model.eval()(torch.ones(2))
+    for _ in range(2):
+        model.train()(torch.ones(2))
+    assert compiled == [model]
+
+
+def test_images_are_channels_last(changed):
+    torch = pytest.importorskip("torch")
+    model, images = torch.nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 8)
+    before = model(images)
+    changed("CHANNELS_LAST")
+    for _ in range(2):
+        after = model(images)
+    assert model.weight.is_contiguous(memory_format=torch.channels_last)
+    assert after.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(after, before)
+
+
+def test_one_number_of_ten_is_read(changed):
+    torch = pytest.importorskip("torch")
+    changed("RARE_READS")
+    tensors = [torch.tensor(float(number)) for number in range(12)]
+    read = [(each.item(), (each + 1).item(), float(-each)) for each in tensors]
+    assert read == [(0.0, 1.0, 0.0)] * 10 + [(10.0, 11.0, -10.0)] * 2
+
+
 def test_one_save_of_ten(changed, tmp_path):
     torch = pytest.importorskip("torch")
     changed("RARE_SAVES")

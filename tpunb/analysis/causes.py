@@ -390,7 +390,7 @@ _OF_STEPS = (
                 when=_is("eager", "JAX")),
             Remedy(
                 "compute on batches, not on each example (torch.vmap), or compile the step (torch.compile)",
-                when=_is("eager", "PyTorch"))),
+                when=_is("eager", "PyTorch"), trial=Trial.COMPILED_MODULE)),
         evidence="the number of compiled functions, or of small operations, in steps traced in full",
         source="https://www.tensorflow.org/guide/function; docs.jax.dev, Just-in-time compilation",
         no_fault="the program is debugged"),
@@ -638,7 +638,7 @@ _OF_DEVICES = (
         Remedy("run more steps per call (lax.scan), fetch fewer values on the host", when=_is("framework", "JAX")),
         Remedy(
             "launch fewer, larger kernels (torch.compile, CUDA graphs), fetch fewer values on the host",
-            when=_is("framework", "PyTorch")),
+            when=_is("framework", "PyTorch"), trial=Trial.COMPILED_MODULE),
         Remedy("run more steps per call, fetch fewer values on the host"),
         evidence=f"{_FULL}time without work on a device, that nothing here explains",
         source="TPUPoint VI.B, Figure 10: 38.90 % (v2), 43.53 % (v3); XProf's TensorCoreIdleBoundRule",
@@ -649,7 +649,7 @@ _OF_DEVICES = (
         "{reads} of the phase's step time",
         Remedy(
             "call loss.item(), float(loss), print or .cpu() in fewer steps, or one step later",
-            when=_is("framework", "PyTorch")),
+            when=_is("framework", "PyTorch"), trial=Trial.RARE_READS),
         Remedy("read what the device computes in fewer steps, or one step later"),
         evidence=f"{_FULL}idle time after the host waited for the device",
         source="HTA's host wait, up to the time that the host waited before",
@@ -784,9 +784,11 @@ _TILES = "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix
 _CONVOLUTIONS = "https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional"
 
 
-def _call(number: str, fault: str, sentence: str, action: str, source: str, no_fault: str) -> Cause:
+def _call(
+    number: str, fault: str, sentence: str, action: str, source: str, no_fault: str, trial: Trial | None = None
+) -> Cause:
     """Return the cause of a fault of one call, or of all elementwise ones, as `tpunb.analysis.calls` finds it."""
-    when, remedies = pl.col("fault") == fault, (Remedy(action),)
+    when, remedies = pl.col("fault") == fault, (Remedy(action, trial=trial),)
     evidence = "shapes of the operator's tensors, its time, and the peaks of the device"
     return Cause(number, None, fault, pl.col("gain"), sentence, remedies, evidence, source, no_fault, "call", when)
 
@@ -808,16 +810,17 @@ _OF_CALLS = (
     _call(
         "T704", "transposed convolution", f"{_ROOF}it is a transposed convolution",
         "use torch.channels_last and 16-bit types, or upsample and convolve instead", _CONVOLUTIONS,
-        "the weights are given"),
+        "the weights are given", Trial.CHANNELS_LAST),
     _call(
         "T705", "depthwise convolution",
         f"{_ROOF}it is a depthwise convolution, each of {{channels}} channels on its own",
         "use torch.channels_last, fuse it with its neighbours (torch.compile), or use groups of several channels",
-        _CONVOLUTIONS, "the weights are given"),
+        _CONVOLUTIONS, "the weights are given", Trial.CHANNELS_LAST),
     _call(
         "T706", "small images",
         f"{_ROOF}it convolves {{channels}} channels at {{positions}} positions of each small image",
-        "use larger batches, torch.channels_last and 16-bit types", _CONVOLUTIONS, "memory is full"),
+        "use larger batches, torch.channels_last and 16-bit types", _CONVOLUTIONS, "memory is full",
+        Trial.CHANNELS_LAST),
     _call(
         "T707", "short attention",
         f"{_ROOF}its sequences are short, {{length}} positions, and each call lasts {{call_ps}}",
@@ -847,7 +850,8 @@ _OF_CALLS = (
         "T712", "unfused",
         "Elementwise operations that run one by one take {time} of the phase's {base}, most of it {operator}",
         "fuse them (torch.compile, fused optimizers and activations)",
-        "a pair that is fused reads and writes about half", "compilation takes longer than it saves"),
+        "a pair that is fused reads and writes about half", "compilation takes longer than it saves",
+        Trial.COMPILED_MODULE),
     _call(
         "T713", "far from its roof", f"{_ROOF}its shape does not say why",
         "look at its kernels (tp.roofline(run, 'kernel')), and try another type, layout or backend of it",
@@ -867,14 +871,18 @@ What wastes the time of a run, as the verdict, `tp.advise` and `tp.report` name 
 about it, and when it is no fault. What could save 2 % of the run is listed; from a tenth on, it is a waste. The table
 is `tpunb.analysis.causes`; this page is printed from it.
 
-| id | name | account |
-|---|---|---|
+| id | name | account | tried by |
+|---|---|---|---|
 """
 
 
 def page() -> str:
     """Return ``docs/causes.md``: the table, with an anchor for each cause."""
-    index = "".join(f"| [{each.id}](#{each.id.lower()}) | {each.name} | {each.account or ''} |\n" for each in CAUSES)
+    index = "".join(
+        f"| [{each.id}](#{each.id.lower()}) | {each.name} | {each.account or ''} | "
+        f"{'`tpunb try`' * any(remedy.trial for remedy in each.remedies)} |\n"
+        for each in CAUSES
+    )
     return _INTRODUCTION + index + "".join(map(_entry, CAUSES))
 
 

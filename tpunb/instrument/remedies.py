@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from enum import StrEnum, auto
-from functools import partial
-from types import FunctionType
+from functools import cache, partial
+from itertools import islice
+from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from tpunb.instrument import jax, keras, python, tensorflow, torch
@@ -18,9 +21,12 @@ from tpunb.instrument.registry import Attribute, Priority, around
 _WORKERS = 2  # as in the code that is advised
 _NTH = 5  # evaluation that remains
 _SAVE = 10  # checkpoint that remains
+_READ = 10  # number of the device that is read
+_HERE = str(Path(__file__).parents[1])
 
 LOADER = torch.LIBRARY.attribute(torch.LOADER_ITER.home, "DataLoader.__init__", "num_workers", "persistent_workers")
 FETCH_ROWS = torch.LIBRARY.attribute("torch.utils.data._utils.fetch", "_MapDatasetFetcher.fetch")
+NUMBERS = [torch.LIBRARY.attribute("torch", f"Tensor.{name}") for name in ("item", "__float__")]
 THREADS = torch.LIBRARY.attribute("torch", "set_num_threads")
 ANOMALIES = torch.LIBRARY.attribute("torch.autograd.anomaly_mode", "set_detect_anomaly.__init__", "mode")
 ANOMALIES_WITHIN = torch.LIBRARY.attribute("torch.autograd.anomaly_mode", "detect_anomaly.__enter__")
@@ -58,6 +64,9 @@ class Trial(StrEnum):
     NO_ANOMALY_DETECTION = auto()
     ALL_THREADS = auto()
     SINGLE_PRECISION = auto()
+    COMPILED_MODULE = auto()
+    CHANNELS_LAST = auto()
+    RARE_READS = auto()
 
 
 class Change(NamedTuple):
@@ -213,6 +222,53 @@ def _with_all_threads(stack: ExitStack) -> None:
         THREADS.unwrapped()(processors)
 
 
+def _on_first_model(change: Callable[[Any], object], stack: ExitStack) -> None:
+    """Call a function with the first module that trains parameters."""
+    import torch as library
+
+    def called(module: Any, _: Any) -> None:
+        if module.training and library.is_grad_enabled() and next(module.parameters(), None) is not None:
+            handle.remove()
+            change(module)
+
+    handle = library.nn.modules.module.register_module_forward_pre_hook(called)
+    stack.callback(handle.remove)
+
+
+def _with_channels_last(module: Any) -> None:
+    import torch as library
+
+    def inputs(_: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        images = (isinstance(each, library.Tensor) and each.ndim == 4 for each in given)
+        pairs = zip(given, images, strict=True)
+        return tuple(each.to(memory_format=library.channels_last) if is_image else each for each, is_image in pairs)
+
+    module.to(memory_format=library.channels_last)
+    module.register_forward_pre_hook(inputs)
+
+
+@cache
+def _expression(code: CodeType, instruction: int) -> Any:
+    """Return the place of an expression, which its instructions share."""
+    return code, next(islice(code.co_positions(), instruction // 2, None))
+
+
+def _read_rarely() -> Callable[..., Any]:
+    """Return a hook that reads each so many-th number at a place of the program, and else returns the last."""
+    last: dict[Any, tuple[int, Any]] = {}
+
+    def hook(original: Callable[..., Any], tensor: Any) -> Any:
+        frame: Any = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(_HERE):
+            frame = frame.f_back
+        place = _expression(frame.f_code, frame.f_lasti)
+        count, value = last.get(place, (0, None))
+        last[place] = count + 1, original(tensor) if count % _READ == 0 else value
+        return last[place][1]
+
+    return hook
+
+
 _SAVES = (torch.SAVE, *(keras.FILES[name] for name in ("save", "save_weights")))
 
 CHANGES: dict[Trial, Change] = {
@@ -261,6 +317,17 @@ CHANGES: dict[Trial, Change] = {
     ),
     Trial.SINGLE_PRECISION: Change(
         "float32 in place of float64", {SETTINGS: _in_single_precision, FLOATS: _nothing}, unset=("JAX_ENABLE_X64",)
+    ),
+    Trial.COMPILED_MODULE: Change(
+        "torch.compile of the model",
+        begin=lambda stack: torch.LIBRARY.on_import(stack, partial(_on_first_model, lambda model: model.compile())),
+    ),
+    Trial.CHANNELS_LAST: Change(
+        "the model and its images are channels-last",
+        begin=lambda stack: torch.LIBRARY.on_import(stack, partial(_on_first_model, _with_channels_last)),
+    ),
+    Trial.RARE_READS: Change(
+        "one number of ten is read from the device", {each: _read_rarely() for each in NUMBERS}, "the other numbers"
     ),
 }
 """What a trial changes."""
