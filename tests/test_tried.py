@@ -25,6 +25,7 @@ from tpunb.analysis.advice import candidates
 from tpunb.instrument import remedies
 from tpunb.io import run_folder
 from tpunb.io.run_folder import COMMAND, TRIED
+from tpunb.mcp_server import RunTools
 from tpunb.profiler import child_capture
 from tpunb.training import tried_process
 from tpunb.training.tried_process import Guard, Plan
@@ -381,6 +382,11 @@ def test_a_remedy_that_helped_says_how_much(run):
 def test_a_remedy_that_was_refuted_is_advised_no_more(run):
     action = tries(run, decision="not faster")
     assert action not in tp.advise(run)["action"].to_list()
+    [refuted] = tp.report(run).content["refuted"]
+    assert (refuted["id"], refuted["try"]) == ("T101", action)
+    assert refuted["tried"].startswith("no gain: 8.9 s with it, 9.0 s without")
+    assert refuted["tried"] in tp.report(run).to_text()
+    assert "refuted" in RunTools(str(run.parent)).call("report", {"run": run.name})[0][0]
     assert "Waiting for input" in tp.report(run).content["verdict"]["sentence"]
 
 

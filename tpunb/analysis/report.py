@@ -201,6 +201,7 @@ class _Writer:
             "operations": [*self._operations],
             "memory": {"host": self._host_memory, "device": self._device_memory},
             "actions": [*self._actions],
+            **({"refuted": refuted} if (refuted := [*self._refuted]) else {}),
             "unknown": [*self._unknown],
         }
         return Report(_fitted(content), frames | {"memory": self._allocators}, self.rates)
@@ -357,6 +358,13 @@ class _Writer:
                     else {}
                 ),
             }
+
+    @property
+    def _refuted(self) -> Iterator[dict[str, Any]]:
+        found = [each for each in tried_on(self.phases.steps) if each["decision"] == "not faster"]
+        for each in found[:_ACTIONS]:
+            words = {"try": each["action"], "tried": each["outcome"]}
+            yield {"id": plain(cut(each["cause"])), **{name: plain(cut(text, _TEXT)) for name, text in words.items()}}
 
     @property
     def _unknown(self) -> Iterator[dict[str, str]]:
@@ -522,6 +530,9 @@ def _lines(content: Mapping[str, Any], text: Callable[[str], str], *, bold: str,
             saves = "" if each["saves"] is None else f": saves at most {_figure(each['saves'])}"
             tried = f"; tried: {each['tried']}" if "tried" in each else ""
             yield item.format(text(f"{each['try']}{saves}{tried}"))
+    if "refuted" in content:
+        yield from ("", bold.format("Tried without gain"))
+        yield from (item.format(text(f"{each['try']}: {each['tried']}")) for each in content["refuted"])
     if content["unknown"]:
         yield from ("", bold.format("Not known"))
         yield from (item.format(text(f"{each['what']} ({each['shown by']})")) for each in content["unknown"])
