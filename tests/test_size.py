@@ -11,7 +11,7 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 6_150,
+    "analysis": 6_155,
     "charts": 1_730,
     "checkpoint": 1_880,
     "cluster": 2_090,

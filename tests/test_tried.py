@@ -20,7 +20,7 @@ from capture_loops import until
 from stand_in import StandIn
 
 import tpunb as tp
-from tpunb.analysis import CAUSES
+from tpunb.analysis import CAUSES, advice
 from tpunb.analysis.advice import candidates
 from tpunb.instrument import remedies
 from tpunb.io import run_folder
@@ -374,7 +374,7 @@ def tries(run, **changes):
 def test_a_remedy_that_helped_says_how_much(run):
     action = tries(run, decision="faster", output="equal")
     [found] = [each for each in tp.report(run).content["actions"] if each["try"] == action]
-    assert found["tried"].startswith("saves")
+    assert found["tried"].startswith("with workers: saves")
     assert found["tried"] in tp.report(run).to_text()
     assert trials.tried(run).select("run", "cause", "decision").rows() == [(run.name, "T101", "faster")]
 
@@ -388,6 +388,15 @@ def test_a_remedy_that_was_refuted_is_advised_no_more(run):
     assert refuted["tried"] in tp.report(run).to_text()
     assert "refuted" in RunTools(str(run.parent)).call("report", {"run": run.name})[0][0]
     assert "Waiting for input" in tp.report(run).content["verdict"]["sentence"]
+
+
+def test_a_remedy_of_which_a_part_saved_nothing_is_advised_still(run):
+    action = tries(run, decision="not faster")
+    with patch.object(advice, "_PARTLY", {action}):
+        assert action in tp.advise(run)["action"].to_list()
+        [found] = [each for each in tp.report(run).content["actions"] if each["try"] == action]
+    assert found["tried"].startswith("with workers: no gain")
+    assert any(remedy.is_part for remedy in tp.analysis.cause("T203").remedies)
 
 
 def test_a_remedy_that_was_refuted_is_not_advised_in_later_runs_of_the_program(run):

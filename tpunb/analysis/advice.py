@@ -32,6 +32,7 @@ _COUNTED = 0.9  # share of busy time with known FLOPs below which utilisation is
 PLACES = 2  # that are named, and are together most of an account
 _ONCE = ("preparation", "program startup", "checkpoint restore", "data loading", PEERS)  # also beside the training
 _LATE = ("long startup", "preparation", "crowded steps")  # causes of what is paid once, or no fault of the program
+_PARTLY = {remedy.action for each in CAUSES for remedy in each.remedies if remedy.is_part}  # tried: the rest may help
 _LATE_ACCOUNTS = ("preparation", "program startup")
 _NO_WASTE = ("productive", "profiler", "tuning", "resuming")
 _SCHEMA = {**schema.ADVICE, "trial": pl.String(), "account": pl.String(), "late": pl.Boolean()}
@@ -124,17 +125,17 @@ def _candidates(
 
 
 def tried_on(steps: Steps) -> list[dict[str, Any]]:
-    """Return the remedies that were tried on a run's program: "cause", "action", "decision", and "outcome" in words."""
+    """Return the remedies that were tried on a run's program: "cause", "action", "change", "decision", "outcome"."""
     with suppress(ValueError, TypeError, AttributeError):  # a file that anybody may have written
         found = json.loads(steps.metadata.get("tried", "[]"))
-        names = ("cause", "action", "decision", "outcome")
+        names = ("cause", "action", "change", "decision", "outcome")
         return [{name: str(each.get(name, "")) for name in names} for each in found]
     return []
 
 
 def _ranked(rows: pl.DataFrame, steps: Steps) -> pl.DataFrame:
     """Return rows with what saves most first, without remedies that saved nothing when they were tried."""
-    refuted = [each for each in tried_on(steps) if each["decision"] == "not faster"]
+    refuted = [each for each in tried_on(steps) if each["decision"] == "not faster" and each["action"] not in _PARTLY]
     is_refuted = pl.any_horizontal(
         pl.lit(value=False),
         *((pl.col("id") == each["cause"]) & (pl.col("action") == each["action"]) for each in refuted),

@@ -28,6 +28,8 @@ class Remedy:
         Code that the waste is seen in.
     trial
         What `tpunb try` tries it by; None if it changes the program.
+    is_part
+        Whether the trial is a part of it: one without gain does not refute the rest.
     """
 
     text: str
@@ -35,6 +37,7 @@ class Remedy:
     when: pl.Expr | None = None
     before: str = ""
     trial: Trial | None = None
+    is_part: bool = False
 
     @property
     def action(self) -> str:
@@ -158,17 +161,18 @@ _INPUT = (
     Remedy(
         "map in parallel, and store what runs in Python, or write it in TensorFlow's operations",
         "data = tp.tune(data).apply(data)", before="data.map(lambda x: tf.py_function(decode, [x], tf.float32))",
-        when=_is("data", "Python tf.data"), trial=Trial.PARALLEL_MAPS),
+        when=_is("data", "Python tf.data"), trial=Trial.PARALLEL_MAPS, is_part=True),
     Remedy(
         "prefetch, map in parallel, cache (in a notebook: %%tpupoint --tune)", "data = tp.tune(data).apply(data)",
-        before="data = data.map(decode).batch(32)", when=_is("data", "tf.data"), trial=Trial.PARALLEL_MAPS),
+        before="data = data.map(decode).batch(32)",
+        when=_is("data", "tf.data"), trial=Trial.PARALLEL_MAPS, is_part=True),
     Remedy(
         "use larger batches, or run more steps per call", "model.compile(..., steps_per_execution=16)",
-        when=_is("data", "arrays"), trial=Trial.STEPS_PER_CALL),
+        when=_is("data", "arrays"), trial=Trial.STEPS_PER_CALL, is_part=True),
     Remedy(
         "give it workers, read more per batch at once",
         "PyDataset(workers=4, use_multiprocessing=True, max_queue_size=16)", when=_is("data", "PyDataset"),
-        trial=Trial.PYDATASET_WORKERS),
+        trial=Trial.PYDATASET_WORKERS, is_part=True),
     Remedy(
         "make batches in a keras.utils.PyDataset or a tf.data.Dataset, which prepare them ahead of the steps",
         when=_is("data", "generator")),
@@ -322,10 +326,10 @@ _OF_STARTUP = (
             Remedy("train longer per run: programs are kept already", when=_is("cache", "all")),
             Remedy(
                 "train longer per run, or keep programs that compile within a second, too",
-                _KEEP_ALL, when=_is("cache", "slow"), trial=Trial.KEPT_PROGRAMS),
+                _KEEP_ALL, when=_is("cache", "slow"), trial=Trial.KEPT_PROGRAMS, is_part=True),
             Remedy(
                 "train longer per run, or keep programs", _JAX_CACHE, when=_is("backend", "JAX"),
-                trial=Trial.KEPT_PROGRAMS),
+                trial=Trial.KEPT_PROGRAMS, is_part=True),
             Remedy(
                 "train longer per run: TensorFlow keeps no cache of what it traces",
                 when=_is("framework", "Keras", "TensorFlow")),
@@ -390,7 +394,7 @@ _OF_STEPS = (
                 when=_is("eager", "JAX")),
             Remedy(
                 "compute on batches, not on each example (torch.vmap), or compile the step (torch.compile)",
-                when=_is("eager", "PyTorch"), trial=Trial.COMPILED_MODULE)),
+                when=_is("eager", "PyTorch"), trial=Trial.COMPILED_MODULE, is_part=True)),
         evidence="the number of compiled functions, or of small operations, in steps traced in full",
         source="https://www.tensorflow.org/guide/function; docs.jax.dev, Just-in-time compilation",
         no_fault="the program is debugged"),
@@ -638,7 +642,7 @@ _OF_DEVICES = (
         Remedy("run more steps per call (lax.scan), fetch fewer values on the host", when=_is("framework", "JAX")),
         Remedy(
             "launch fewer, larger kernels (torch.compile, CUDA graphs), fetch fewer values on the host",
-            when=_is("framework", "PyTorch"), trial=Trial.COMPILED_MODULE),
+            when=_is("framework", "PyTorch"), trial=Trial.COMPILED_MODULE, is_part=True),
         Remedy("run more steps per call, fetch fewer values on the host"),
         evidence=f"{_FULL}time without work on a device, that nothing here explains",
         source="TPUPoint VI.B, Figure 10: 38.90 % (v2), 43.53 % (v3); XProf's TensorCoreIdleBoundRule",
@@ -788,7 +792,7 @@ def _call(
     number: str, fault: str, sentence: str, action: str, source: str, no_fault: str, trial: Trial | None = None
 ) -> Cause:
     """Return the cause of a fault of one call, or of all elementwise ones, as `tpunb.analysis.calls` finds it."""
-    when, remedies = pl.col("fault") == fault, (Remedy(action, trial=trial),)
+    when, remedies = pl.col("fault") == fault, (Remedy(action, trial=trial, is_part=True),)
     evidence = "shapes of the operator's tensors, its time, and the peaks of the device"
     return Cause(number, None, fault, pl.col("gain"), sentence, remedies, evidence, source, no_fault, "call", when)
 

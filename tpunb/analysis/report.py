@@ -343,7 +343,10 @@ class _Writer:
         saves = pl.col("saves_ps") >= _LEAST_SHARE * self.whole_ps
         hosts = pl.when(pl.col("phase").is_null()).then(1).otherwise(self._hosts)  # of a phase it is a sum over them
         advice = self._advice.with_columns(pl.col("saves_ps") / hosts)
-        tried = {(each["cause"], each["action"]): each["outcome"] for each in tried_on(self.phases.steps)}
+        tried = {
+            (each["cause"], each["action"]): f"{each['change']}: {each['outcome']}"
+            for each in tried_on(self.phases.steps)
+        }
         worth = advice.filter(saves | (pl.col("saves_ps").is_null() & (pl.col("rule") != "unseen")))
         for row in worth.unique("action", keep="first", maintain_order=True).head(_ACTIONS).iter_rows(named=True):
             yield {
@@ -361,8 +364,9 @@ class _Writer:
 
     @property
     def _refuted(self) -> Iterator[dict[str, Any]]:
+        advised = {*self._advice["action"]}
         found = [each for each in tried_on(self.phases.steps) if each["decision"] == "not faster"]
-        for each in found[:_ACTIONS]:
+        for each in [each for each in found if each["action"] not in advised][:_ACTIONS]:
             words = {"try": each["action"], "tried": each["outcome"]}
             yield {"id": plain(cut(each["cause"])), **{name: plain(cut(text, _TEXT)) for name, text in words.items()}}
 
