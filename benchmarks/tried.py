@@ -71,6 +71,7 @@ def digest() -> str:
 
 def tried(name: str, budget_s: float) -> dict[str, Any]:
     """Return the figures of one program, and print them."""
+    from tpunb.errors import TpunbError
     from tpunb.tuning import tried as trials
 
     command = [sys.executable, str(Path(__file__).resolve()), "--train", name]
@@ -83,7 +84,11 @@ def tried(name: str, budget_s: float) -> dict[str, Any]:
             )
             print(f"{name}: {each}", flush=True)
             return {"no_gain": each.decision in ("not faster", "undecided") and (each.low_s or 0) <= 0}
-        found = trials.try_remedies(None, command, budget_s=budget_s, say=lambda line: print(f"{name}: {line}"))
+        try:
+            found = trials.try_remedies(None, command, budget_s=budget_s, say=lambda line: print(f"{name}: {line}"))
+        except TpunbError as error:
+            print(f"{name}: {error}", flush=True)
+            return {"applied": False}
         each = max(found, key=lambda one: one.promised_s or 0.0, default=None)
         if each is None or each.before_s is None:
             return {"applied": False}

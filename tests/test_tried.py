@@ -317,6 +317,13 @@ def test_reading_is_allowed(places):
     assert guard.refused == []
 
 
+def test_a_program_that_is_stopped_before_its_first_step_is_not_said_to_fail():
+    first = trials._Outcome(Path("run"), False, "it took no step in 15 s", (), Path("output"))
+    with pytest.raises(tp.TpunbError, match="stopped: it took no step in 15 s") as caught:
+        trials._check(first)
+    assert "--budget" in caught.value.hint
+
+
 # -- what is said ------------------------------------------------------------------------------------------------------
 
 _FASTER = Tried("T101", "give workers", "with workers", before_s=10.0, after_s=7.0, promised_s=3.5, pairs=3)

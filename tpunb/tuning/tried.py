@@ -130,7 +130,7 @@ class _Program:
         refused = folder / REFUSED
         paths = tuple(json.loads(refused.read_text())) if refused.exists() else ()
         if not failed and not (folder / "run" / RUN).exists():
-            error = "nothing was captured"
+            error = f"it took no step in {seconds:.0f} s" if stopped and seconds else "nothing was captured"
         return _Outcome(folder / "run", not stopped, error, paths, folder / OUTPUT)
 
 
@@ -409,6 +409,8 @@ def _check(first: _Outcome) -> None:
             f"the program writes {', '.join(map(plain, first.refused[:3]))}: a trial would write there again",
             hint="--writes-again allows it",
         )
+    if first.error and not first.is_whole:
+        raise TpunbError(f"the program was stopped: {first.error}", hint="--budget 10min")
     if first.error:
         raise TpunbError(f"the program fails: {first.error}", hint="run it alone; then tpunb try it")
 
