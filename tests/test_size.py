@@ -17,7 +17,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "cluster": 2_090,
     "costs": 1_260,
     "frames": 1_675,
-    "instrument": 2_765,
+    "instrument": 2_770,
     "io": 6_035,
     "profiler": 5_470,
     "protobuf": 390,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_220,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 67_670, 282  # of the package without studies: all lines; modules
+LINES, FILES = 67_680, 282  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 README_WORDS, PAGES, WORDS = 700, 12, 18_000  # of README; of docs beside what is generated or for machines
 GENERATED = {"SKILL.md", "causes.md", "glossary.md", "index.md", "wrapped.md"}

@@ -77,14 +77,14 @@ class Change(NamedTuple):
     loses: str = ""  # what the program would lack
     variables: tuple[tuple[str, str], ...] = ()  # of the environment; "{folder}" is one that is kept between runs
     unset: tuple[str, ...] = ()
-    begin: Callable[[ExitStack], object] | None = None  # what is set in the process
+    begin: Callable[[ExitStack, Callable[[], object]], object] | None = None  # sets what is of the process
 
     def apply(self, stack: ExitStack, reached: Callable[[], object] = int) -> None:
         """Change what the program asks of its libraries until the stack is closed; call `reached` where it does."""
         for attribute, hook in self.hooks.items():
             stack.enter_context(attribute.listening(around(partial(_noted, reached, hook)), Priority.TUNING))
         if self.begin is not None:
-            self.begin(stack)
+            self.begin(stack, reached)
 
 
 def _noted(reached: Callable[[], object], hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -207,28 +207,36 @@ def _code_of(function: FunctionType, depth: int = 4) -> Any:
     )
 
 
-def _without_collection(stack: ExitStack) -> None:
+def _without_collection(stack: ExitStack, reached: Callable[[], object]) -> None:
+    reached()
     if gc.isenabled():
         gc.disable()
         stack.callback(gc.enable)
 
 
-def _with_all_threads(stack: ExitStack) -> None:
+def _of_torch(change: Callable[..., object], stack: ExitStack, reached: Callable[[], object]) -> None:
+    """Change what is of PyTorch once it is imported."""
+    torch.LIBRARY.on_import(stack, partial(change, reached))
+
+
+def _with_all_threads(reached: Callable[[], object], stack: ExitStack) -> None:
     import torch as library
 
     threads, processors = library.get_num_threads(), os.cpu_count() or 1
     if 2 * threads < processors + 1:  # else PyTorch has one for each core
         stack.callback(THREADS.unwrapped(), threads)
         THREADS.unwrapped()(processors)
+        reached()
 
 
-def _on_first_model(change: Callable[[Any], object], stack: ExitStack) -> None:
+def _on_first_model(change: Callable[[Any], object], reached: Callable[[], object], stack: ExitStack) -> None:
     """Call a function with the first module that trains parameters."""
     import torch as library
 
     def called(module: Any, _: Any) -> None:
         if module.training and library.is_grad_enabled() and next(module.parameters(), None) is not None:
             handle.remove()
+            reached()
             change(module)
 
     handle = library.nn.modules.module.register_module_forward_pre_hook(called)
@@ -313,18 +321,18 @@ CHANGES: dict[Trial, Change] = {
         "PyTorch uses all processors",
         {THREADS: _nothing},
         unset=("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
-        begin=lambda stack: torch.LIBRARY.on_import(stack, _with_all_threads),
+        begin=partial(_of_torch, _with_all_threads),
     ),
     Trial.SINGLE_PRECISION: Change(
         "float32 in place of float64", {SETTINGS: _in_single_precision, FLOATS: _nothing}, unset=("JAX_ENABLE_X64",)
     ),
     Trial.COMPILED_MODULE: Change(
         "torch.compile of the model",
-        begin=lambda stack: torch.LIBRARY.on_import(stack, partial(_on_first_model, lambda model: model.compile())),
+        begin=partial(_of_torch, partial(_on_first_model, lambda model: model.compile())),
     ),
     Trial.CHANNELS_LAST: Change(
         "the model and its images are channels-last",
-        begin=lambda stack: torch.LIBRARY.on_import(stack, partial(_on_first_model, _with_channels_last)),
+        begin=partial(_of_torch, partial(_on_first_model, _with_channels_last)),
     ),
     Trial.RARE_READS: Change(
         "one number of ten is read from the device", {each: _read_rarely() for each in NUMBERS}, "the other numbers"

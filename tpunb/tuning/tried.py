@@ -329,7 +329,7 @@ class _JobSteps:
         made = CHANGES[Trial(change or _AGAIN)]
         if made.variables:
             raise TpunbError("it is set before a program starts", hint="tpunb try -- python train.py")
-        if not made.hooks:
+        if change == _AGAIN:
             self._reached.add(change)
         with ExitStack() as stack:
             made.apply(stack, partial(self._reached.add, change))
