@@ -8,10 +8,8 @@ import polars as pl
 import pytest
 from chart_checks import ALL, CURVES, EVIL, phases_of, rows_of, texts_of
 
-import tpunb as tp
 from tpunb import charts, schema
 from tpunb.charts import render
-from tpunb.charts.shares import coverage_rows, live_coverage
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases, Steps
 from tpunb.testing import toy_steps
@@ -137,21 +135,6 @@ def test_coverage_stacks_the_shares_and_calls_out_the_top_three():
     texts = next(layer for layer in chart.to_dict()["layer"] if layer["mark"]["type"] == "text")
     assert texts["encoding"]["x"] == {"value": "width"}  # beside the plot, where no line is
     assert "top 3 cover 90.0 %" in chart.to_dict()["title"]["subtitle"][0]
-
-
-def test_live_coverage_names_its_table_and_its_signals():
-    spec = render.spec(live_coverage())
-    assert {"name": "phases"} in [layer["data"] for layer in spec["layer"]]
-    assert {param["name"]: param["value"] for param in spec["params"]} == {"chosen": None, "top3": 0}
-    assert "datasets" not in spec or not any(len(rows) > 1 for rows in spec["datasets"].values())
-
-
-def test_live_coverage_draws_the_panels_rows():
-    rows = pl.DataFrame(coverage_rows(tp.phases(toy_steps("aaabbbc"), tp.KMeans(k=3)), 12)).to_dicts()
-    picture = render.svg(live_coverage(), {"phases": rows})
-    assert [row["name"] in picture for row in rows] == [True] * 3
-    assert all(row["colour"].lower() in picture.lower() for row in rows)
-    assert f"{rows[0]['share']:.1f} %" in picture
 
 
 def test_top_operations_are_of_the_longest_phase_unless_given():

@@ -294,9 +294,7 @@ def test_a_notebook_saved_without_widgets_shows_pictures_and_tables(executed):
         assert "1 phase over 6 steps" in output["data"]["text/html"]  # what was shown last
     html = as_html(notebook)
     seen = Page(html)
-    assert (
-        sum(value.startswith("data:image/svg+xml") for name, value in seen.attributes if name == "src") == 7
-    )  # with the bar of the run
+    assert sum(value.startswith("data:image/svg+xml") for name, value in seen.attributes if name == "src") == 6
     assert "Phases by share of step time without waits" in seen.text
     assert "widget-view" not in html
 

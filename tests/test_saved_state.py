@@ -24,7 +24,6 @@ def charts(view):
     return {
         "timeline": [frame["timeline"], frame["layout"], clusters["tables"], state["_axis"]],
         "curve": [state["_curve"]],
-        "coverage": [frame["coverage"], clusters["coverage"]],
         "accounts": [frame["accounts"]],
     }
 
@@ -53,9 +52,9 @@ def test_a_panel_is_small_and_holds_no_steps(run):
     assert len(names) > 20 or run == "hard"
     for _ in most_of(view):
         sizes = {name: len(text(parts)) for name, parts in charts(view).items()}
-        assert max(sizes.values()) < 22_000, (view.code, sizes)
+        assert max(sizes.values()) < 30_000, (view.code, sizes)
         saved = text(view.get_state())
-        assert len(saved) < 70_000, view.code
+        assert len(saved) < 75_000, view.code
         assert not any(word in saved for word in ("dur_ps", "start_ps", "device_ps", *names))
 
 

@@ -11,8 +11,8 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 6_155,
-    "charts": 1_730,
+    "analysis": 6_190,
+    "charts": 1_770,
     "checkpoint": 1_880,
     "cluster": 2_090,
     "costs": 1_260,
@@ -28,10 +28,10 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "torchdata": 1_030,
     "training": 3_315,
     "tuning": 4_055,
-    "widgets": 2_220,
+    "widgets": 2_445,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 67_680, 282  # of the package without studies: all lines; modules
+LINES, FILES = 68_100, 283  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 README_WORDS, PAGES, WORDS = 700, 12, 18_000  # of README; of docs beside what is generated or for machines
 GENERATED = {"SKILL.md", "causes.md", "glossary.md", "index.md", "wrapped.md"}

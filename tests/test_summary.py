@@ -85,19 +85,19 @@ fetch fewer values on the host. Saves up to 3 ms of 9 ms step time.
 call, fetch fewer values on the host. Saves up to 1.5 ms of 9 ms step time.
 
 Phases by share of step time without waits
-  Phase           Id  Steps  Traced  Share (%)  Step (ms)  CV (% of mean)  Idle (% of step time)
-  train            1      3       3       66.7      2.000             0.0                   50.0
-  train (faster)   0      3       3       33.3      1.000             0.0                   50.0
+  Phase           Share (%)  Step  Steps  Traced  CV (%)  Idle (%)  Id
+  train                66.7  2 ms      3       3     0.0      50.0   1
+  train (faster)       33.3  1 ms      3       3     0.0      50.0   0
 
 Top operations of train, device, 3 steps traced in full
-  Operation  % of self time  Self time (ms)  Calls
-  b2                   50.0           1.500      9
-  b1                   33.3           1.000      6
-  b0                   16.7           0.500      3
+  Operation  % of self time  Self time  Calls
+  b2                   50.0     1.5 ms      9
+  b1                   33.3       1 ms      6
+  b0                   16.7     500 µs      3
 
 Top operations of train, host, 3 steps traced in full
-  Operation  % of self time  Self time (ms)  Calls
-  b_host              100.0           1.500      6
+  Operation  % of self time  Self time  Calls
+  b_host              100.0     1.5 ms      6
 
 How this was measured
   1 window covers 50 % of run time
@@ -235,8 +235,8 @@ def test_a_phase_without_traced_steps_is_marked():
     steps = Steps(frame, summary.steps.ops, summary.steps.devices, summary.steps.windows)
     phases = Phases(steps, pl.Series([0, 0, 1]), lambda s: [], pl.Series([0.0, None, None]))
     text = repr(Summary(summary.profile, steps, phases))
-    assert re.search(r"train +0 +2 +1 ", text)
-    assert re.search(r"train \(slower\) +1 +1 +clock only ", text)
+    assert re.search(r"train +[\d.]+ +1 ms +2 +1 ", text)
+    assert re.search(r"train \(slower\) +[\d.]+ +2 ms +1 +clock only ", text)
 
 
 def test_without_steps_the_windows_and_the_note_are_shown():
@@ -315,7 +315,7 @@ def test_it_begins_with_the_verdict_then_evidence_then_method():
     assert repr(summary).endswith("runs/toy")
     html = summary._repr_html_()
     assert SENTENCE not in html  # the bar has the times
-    order = ("Callbacks took", "Wall time by account", "What to do", "<table", "<details>")
+    order = ("Callbacks took", "Where the time went", "Timeline", "<table", "How this was measured")
     places = [*map(html.index, order), html.rindex("2 phases over 6 steps")]  # the picture names them, too
     assert places == sorted(places)
     assert "script" not in Tags(html).tags
@@ -342,7 +342,7 @@ def test_a_summary_of_a_profile_is_saved_as_one_page(tmp_path):
     shown = tp.summary(tp.sample("keras_cnn"), method="ols")
     path = shown.save(tmp_path / "run.html")
     page = path.read_text()
-    assert shown._lines[0].split(":")[0] in page
+    assert shown._lines[0].split(" (")[0] in page
     assert "<script" not in page
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
     assert repr(shown) == repr(tp.summary(shown.profile, method=tp.OLS()))

@@ -9,6 +9,7 @@ from summary_runs import RUNS, phases_of, productive
 
 import tpunb as tp
 from tpunb.testing import toy_steps
+from tpunb.text import short_time
 from tpunb.widgets import phase_view
 from tpunb.widgets.summary import Summary
 
@@ -35,10 +36,10 @@ def test_the_numbers_of_the_summary_are_those_of_the_frames(name):
         figures = [f"{rows.height:,}", f"{(rows['traced'] == 'full').sum():,}"]
         if not (rows["traced"] == "full").any():
             figures[1] = "clock only"
-        figures += [cell(share[label], ".1f", 100), cell(rows["dur_ps"].median() / 1e9, ",.3f")]
+        figures += [cell(share[label], ".1f", 100), short_time(rows["dur_ps"].median())]
         figures += [cell(timed.std(ddof=0) / timed.mean(), ".1f", 100)]
         figures += [cell(idle["idle_ps"].sum() / idle["dur_ps"].sum() if idle.height else None, ".1f", 100)]
-        columns = ["Steps", "Traced", "Share (%)", "Step (ms)", "CV (% of mean)", "Idle (% of step time)"]
+        columns = ["Steps", "Traced", "Share (%)", "Step", "CV (%)", "Idle (%)"]
         assert [row.get(name, "–") for name in columns] == figures
     real = sorted((part for label, part in share.items() if label >= 0), reverse=True)
     headline = Summary(None, steps, phases).headline
@@ -55,7 +56,7 @@ def test_the_numbers_of_the_summary_are_those_of_the_frames(name):
         total = sums["self_ps"].sum()
         for op, part, self_ms, calls in top["rows"]:
             self_ps, count = of[op]
-            assert (part, self_ms, calls) == (f"{100 * self_ps / total:.1f}", f"{self_ps / 1e9:,.3f}", f"{count:,}")
+            assert (part, self_ms, calls) == (f"{100 * self_ps / total:.1f}", short_time(self_ps), f"{count:,}")
 
 
 def test_what_was_not_measured_is_not_0():

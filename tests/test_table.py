@@ -10,7 +10,7 @@ import tpunb as tp
 from tpunb import schema
 from tpunb.frames import Profile
 from tpunb.testing import toy_steps
-from tpunb.widgets import exports, phase_view
+from tpunb.widgets import exports, face, phase_view
 from tpunb.widgets import table as tables
 from tpunb.widgets.summary import Summary
 from tpunb.widgets.table import table
@@ -58,12 +58,15 @@ def view():
 def test_panel_saved_page_static_view_and_text_draw_the_same_tables(view):
     phases, state = view.value, view.state
     operations = phase_view.operations(phases, phases.longest.id)
-    shown = [phase_view.phase_table(phases), *operations, state.advice]
-    assert [view._clusters["table"], *view.details()["ops"], state.accounts()["advice"]] == shown
+    shown = [phase_view.phase_table(phases), *operations]
+    assert [view._clusters["table"], *view.details()["ops"]] == shown
+    assert state.accounts()["advice"] == state.todo
     saved = json.loads(exports.page(state).decode().partition("const state = ")[2].partition(";\nrender(")[0])
     details = saved["_details"]["phases"][str(phases.longest.id)]
-    assert [saved["_clusters"]["table"], *details["ops"], saved["_advice"]] == shown
+    assert json.loads(json.dumps(shown)) == [saved["_clusters"]["table"], *details["ops"]]
+    assert saved["_advice"] == state.todo
     static = exports.static_bundle(state)["text/html"]
+    assert face.html(state.todo) in static
     assert all(tables.html(each) in static for each in [*shown, view.details()["facts"], *view.details()["lists"]])
     profile = Profile("toy", Path("toy"), phases.steps.windows, pl.DataFrame(schema=schema.HARDWARE), 10**10)
     text = repr(Summary(profile, phases.steps, phases))

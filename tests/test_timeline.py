@@ -208,7 +208,7 @@ def test_outliers_have_their_own_shade():
     rows = drawn(cut(toy_steps("aaz"), [0, 0, -1]))
     assert [rows["ranks"]["phase"][rank] for rank in digits(rows["timeline"], "rank")] == [0, 0, -1]
     assert rows["ranks"]["shade"] == [0, 12, 13]
-    assert rows["numbers"]["name"] == ["train", "outliers"]
+    assert rows["numbers"]["name"] == ["train"]  # accounts explain the others
     assert drawn(cut(toy_steps("az"), [-1, -1]))["timeline"]["rank"] == "1"
 
 

@@ -641,7 +641,7 @@ class Account(NamedTuple):
 PEERS, STANDING = "waiting for other ranks", "standing still"
 ACCOUNTS = {
     account.name: account
-    for account in (  # colours of Okabe and Ito, 2008, and twelve more, which colour-blind readers too can distinguish
+    for account in (  # work is cool, waste warm, the tool violet; colour-blind readers can distinguish them
         Account(
             *("productive", "#009E73", "Productive training", "productive"),
             "exclusive time of each step; of one that takes over 1.5 times the median of comparable steps, up to that "
@@ -649,34 +649,34 @@ ACCOUNTS = {
             clocked=False,
         ),
         Account(
-            *("device idle", "#87e1f0", "Waits of the device for the host", "idle"),
+            *("device idle", "#e28c46", "Waits of the device for the host", "idle"),
             "exclusive time of steps in which traced devices idle, by comparable ones traced in full",
             phrase="of an idle device",
             clocked=False,
         ),
         Account(
-            *("step time deviation", "#9fdfc0", "Steps slower than usual", "deviation"),
+            *("step time deviation", "#f4d616", "Steps slower than usual", "deviation"),
             "exclusive time above that median, of steps that take over 1.5 times as long",
             "place of its stall, `garbage collection`, `lines that other steps do not run`, or `other programs` in "
             "seconds in which these used a quarter of the processors",
             clocked=False,
         ),
         Account(
-            *("data loading", "#0072B2", "Waiting for input", "loading"),
+            *("data loading", "#ff567c", "Waiting for input", "loading"),
             "wait for the next batch, as far as it blocks",
             clocked=False,
             category="DATA_LOADING_ASYNC",
             event="fetch",
         ),
         Account(
-            *(PEERS, "#3c7878", "Waiting for other ranks", "peers"),
+            *(PEERS, "#66643b", "Waiting for other ranks", "peers"),
             "of a job of several ranks, what each is without work in collectives and backward passes of a step, beyond "
             "the rank that came last; outside of steps, and of one rank, calls of `torch.distributed` that wait",
             "function: `init_process_group`, `barrier`",
             category="OTHER",
         ),
         Account(
-            *("callbacks", "#D55E00", "Callbacks", "callbacks"),
+            *("callbacks", "#a45600", "Callbacks", "callbacks"),
             "Keras callbacks",
             "class and hook: `ModelCheckpoint.on_epoch_end`; calls under 1 ms are summed",
             "in callbacks",

@@ -140,7 +140,7 @@ def short_time(picoseconds: float) -> str:
     >>> short_time(1_500_000_000), short_time(2_000_000_000_000)
     ('1.5 ms', '2 s')
     """
-    size, unit = next((unit for unit in _UNITS if picoseconds >= unit[0]), _UNITS[-1])
+    size, unit = next((unit for unit in _UNITS if picoseconds >= 0.9995 * unit[0]), _UNITS[-1])
     return f"{short(picoseconds / size)} {unit}"
 
 

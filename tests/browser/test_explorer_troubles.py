@@ -61,7 +61,7 @@ def panel(shown):
     python(shown, MEND)
     found = region(shown, "toy")
     found.scroll_into_view_if_needed()
-    expect(found.locator("code")).to_have_text("tp.phases(steps, tp.OLS())")
+    expect(found.locator(".tpunb-code")).to_have_text("tp.phases(steps, tp.OLS())")
     expect(found.get_by_role("slider")).to_have_value("0.7")
     expect(found.get_by_role("alert")).to_have_count(0)
     yield found
@@ -87,14 +87,14 @@ def test_an_exception_is_shown_and_the_last_clustering_stays(panel):
     press(panel, "ArrowRight")
     expect(panel.get_by_role("alert")).to_have_text("RuntimeError: no <b>luck</b>")
     assert panel.get_by_role("status").first.text_content() == before
-    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS())")
+    expect(panel.locator(".tpunb-code")).to_have_text("tp.phases(steps, tp.OLS())")
     assert python(panel.page, "print(view.threshold, view.value.method)") == "0.7 OLS()"
 
     python(panel.page, "explorer.grouped = really")
     press(panel, "ArrowLeft", "ArrowLeft")
     expect(panel.get_by_role("alert")).to_have_count(0)
     value = panel.get_by_role("slider").input_value()
-    expect(panel.locator("code")).to_have_text(f"tp.phases(steps, tp.OLS(threshold={value}))")
+    expect(panel.locator(".tpunb-code")).to_have_text(f"tp.phases(steps, tp.OLS(threshold={value}))")
 
 
 def test_a_chart_that_cannot_be_made_leaves_the_method_as_it_was(panel):
@@ -106,7 +106,7 @@ def test_a_chart_that_cannot_be_made_leaves_the_method_as_it_was(panel):
     assert python(panel.page, "sliders.chart = drawn; print(view.method)") == "ols"
     method.select_option(label="OLSPlus")
     expect(panel.get_by_role("alert")).to_have_count(0)
-    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLSPlus())")
+    expect(panel.locator(".tpunb-code")).to_have_text("tp.phases(steps, tp.OLSPlus())")
 
 
 def test_it_says_that_it_is_busy_and_then_no_more(panel, jupyter):
@@ -120,10 +120,10 @@ def test_it_says_that_it_is_busy_and_then_no_more(panel, jupyter):
     press(panel, "ArrowLeft", "ArrowLeft")
     expect(busy).to_be_visible()
     (folder := jupyter.folder_of(NOTEBOOK)).joinpath("first").touch()
-    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS(threshold=0.69))")
+    expect(panel.locator(".tpunb-code")).to_have_text("tp.phases(steps, tp.OLS(threshold=0.69))")
     expect(busy).to_be_visible()  # the second is still to come
     folder.joinpath("second").touch()
-    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS(threshold=0.68))")
+    expect(panel.locator(".tpunb-code")).to_have_text("tp.phases(steps, tp.OLS(threshold=0.68))")
     expect(busy).to_be_hidden()
 
 
@@ -134,7 +134,7 @@ def test_sliding_while_a_cell_runs_does_no_harm_and_the_last_value_holds(panel, 
     expect(panel.get_by_role("slider")).to_have_value("0.62")  # the thumb follows the hand at once
     jupyter.folder_of(NOTEBOOK).joinpath("slid").touch()
     assert python(panel.page, "print(total)") == "190"  # when the cell has ended
-    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS(threshold=0.62))")
+    expect(panel.locator(".tpunb-code")).to_have_text("tp.phases(steps, tp.OLS(threshold=0.62))")
     assert python(panel.page, "print(view.threshold, view.value.method)") == "0.62 OLS(threshold=0.62)"
 
 
@@ -145,7 +145,7 @@ def test_a_method_with_a_slider_replaces_one_without(panel):
     expect(panel.get_by_text("HDBSCAN: condensed tree")).to_be_visible()
     python(panel.page, "view._first.pop('kmeans', None), view._swept.pop('kmeans', None)")  # as if never computed
     method.select_option(label="k-means")
-    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.KMeans())")
+    expect(panel.locator(".tpunb-code")).to_have_text("tp.phases(steps, tp.KMeans())")
     expect(panel.get_by_role("slider", name="clusters, k")).to_be_visible()
     expect(panel.get_by_text("k-means: squared distances by k")).to_be_visible()
     expect(panel.get_by_text("working …")).to_be_hidden()
@@ -165,7 +165,7 @@ def test_what_arrives_while_a_chart_is_drawn_is_drawn_too(panel):
     python(panel.page, "view.method = 'kmeans'; view.k = 3")  # another curve
     panel.page.wait_for_function("() => window.draw_now")
     python(panel.page, "view.k = 2")
-    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.KMeans(k=2))")
+    expect(panel.locator(".tpunb-code")).to_have_text("tp.phases(steps, tp.KMeans(k=2))")
     expect(panel.get_by_role("slider")).to_have_value("2")
     panel.page.evaluate("() => window.draw_now()")
     least, most = (float(panel.get_by_role("slider").get_attribute(end)) for end in ("min", "max"))
@@ -253,11 +253,11 @@ def test_a_reloaded_page_has_the_panel_as_the_kernel_holds_it(jupyter, shown):
     python(shown, MEND + "view.phase = 1")
     page = jupyter.reload()
     panel = region(page, "toy")
-    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS())")
+    expect(panel.locator(".tpunb-code")).to_have_text("tp.phases(steps, tp.OLS())")
     name = python(page, "print(view.value.names[1])")
     expect(panel.get_by_role("radio", name=name, exact=True)).to_be_checked()
     expect(panel.locator("canvas")).to_have_count(1)
     press(panel, "ArrowRight")
-    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS(threshold=0.71))")
+    expect(panel.locator(".tpunb-code")).to_have_text("tp.phases(steps, tp.OLS(threshold=0.71))")
     idle(page)
     assert page.complaints == []

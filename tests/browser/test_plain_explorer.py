@@ -35,13 +35,13 @@ def test_the_plain_explorer_has_a_list_and_a_slider_by_keys(plain, shots):
     expect(slider).to_have_count(1)
     slider.focus()
     page.keyboard.press("Home")
-    expect(plain.locator(".tpunb-headline")).to_contain_text("3 phases")
+    expect(plain.locator(".tpunb-answer")).to_contain_text("3 phases")
     assert python(page, "print(view.min_samples, view.value.method.min_samples)") == "1 1"
     plain.get_by_role("combobox").select_option(label="OLS (the paper's scan)")
     expect(plain.locator("label", has_text="similarity threshold")).to_be_visible()
     slider.focus()
     page.keyboard.press("Home")
-    expect(plain.locator(".tpunb-headline")).to_contain_text("1 phase over 9 steps")
+    expect(plain.locator(".tpunb-answer")).to_contain_text("1 phase over 9 steps")
     assert python(page, "print(view.threshold, view.value.method)") == "0.0 OLS(threshold=0.0)"
     plain.screenshot(path=shots / "explorer-plain.png")
     assert page.complaints == []

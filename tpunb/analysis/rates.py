@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import polars as pl
 
 from tpunb import schema
+from tpunb.analysis.goodput import Goodput
 from tpunb.analysis.roofline import peaks_of
 from tpunb.analysis.run import Run, loaded, phases
 from tpunb.costs import hlo_cost
@@ -190,7 +192,7 @@ def _sized(
     """Return the steps with samples and tokens, and whether they train; why these are null, and their sources."""
     kind = pl.col("kind").cast(pl.String)
     trains = (kind == "train") | kind.str.starts_with("train ")
-    rows = grouped.labelled.select("host", "phase", "dur_ps", "samples", "tokens", "traced", kind=kind)
+    rows = grouped.labelled.select("host", "phase", "start_ps", "dur_ps", "samples", "tokens", "traced", kind=kind)
     if not rows.select(trains.any()).item():
         trains = kind == str(grouped.longest.steps["kind"].cast(pl.String)[0])
     rows = rows.with_columns(trains=trains & (pl.col("phase") >= 0))
@@ -546,6 +548,40 @@ def rate_metrics(report: Mapping[str, Any]) -> dict[str, float]:
         figure = content.get(name) or {}
         metrics[f"tpunb/{metric}"] = figure.get("value", figure.get("share"))
     return {name: float(value) for name, value in metrics.items() if value is not None}
+
+
+_SLICES = 48  # of a run, each with its rates
+
+
+def rate_curves(grouped: Phases, found: Rates, run: Goodput | None) -> pl.DataFrame:
+    """Return the rates of the training in equal slices of the run's time: of a column of RATES, or of "goodput".
+
+    A slice in which no training step begins has none. What is not known of single steps changes as their time does.
+    """
+    rows = _sized(grouped, None, None)[0]
+    end_ps = rows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 1
+    span_ps = max(end_ps, 0 if run is None else run.wall_ps)
+    place = (pl.col("start_ps") * _SLICES // span_ps).clip(0, _SLICES - 1)
+    steps = rows.filter("trains").group_by(place=place).agg(throughput(), step_ps=pl.col("dur_ps").mean())
+    curves = pl.DataFrame({"place": range(_SLICES)}).join(steps, on="place", how="left", maintain_order="left")
+    mean = found.frame.row(0, named=True) if len(found) else dict.fromkeys(schema.RATES)
+    by_time = (mean["step_ps"] or 0) / pl.col("step_ps")
+    curves = curves.with_columns(
+        pl.col(name).fill_null(pl.lit(mean[name], pl.Float64) * by_time) for name in ("samples_per_s", "tokens_per_s")
+    )
+    return curves.with_columns(mfu=pl.lit(mean["mfu"], pl.Float64) * by_time, goodput=_productive(run, span_ps))
+
+
+def _productive(run: Goodput | None, span_ps: int) -> pl.Series:
+    """Return the productive share of each slice of a run, mean over hosts."""
+    if run is None:
+        return pl.Series([None] * _SLICES, dtype=pl.Float64)
+    edges, until = np.linspace(0, span_ps, _SLICES + 1), np.zeros(_SLICES + 1)
+    for _, rows in run.segments.sort("start_ps").group_by("host"):
+        start, dur = (rows[name].to_numpy().astype(float) for name in ("start_ps", "dur_ps"))
+        time = np.where((rows["account"] == "productive").to_numpy(), dur, 0).cumsum()
+        until += np.interp(edges, np.append(start[:1], start + dur), np.append(0, time))
+    return pl.Series(np.diff(until) / (span_ps / _SLICES) / run.hosts)
 
 
 def run_cost(found: Rates, seconds: float, per_hour: float) -> tuple[float, float | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +41,10 @@ class Verdict:
         Whether nothing of the program took the time from its training.
     cause
         Id of the cause in ``docs/causes.md``; "T001" if it is not known; None if nothing took a tenth.
+    observed
+        What took the time, without a remedy.
+    notes
+        The other sentences, but those of advice.
     """
 
     sentence: str
@@ -48,6 +53,8 @@ class Verdict:
     saves_ps: int | None = None
     healthy: bool = False
     cause: str | None = None
+    observed: str = ""
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.sentence
@@ -76,7 +83,7 @@ def verdict(phases: Phases) -> Verdict | None:
     if (profiler_ps := run.time_ps("profiler")) >= NAMED_SHARE * run.wall_ps:
         cost = took(run, profiler_ps)
         also.append(f"The profiler took {cost}: --budget 0.02 lowers it, and a run over a minute has that by default.")
-    return replace(first, sentence=" ".join([first.sentence, *also]))
+    return replace(first, sentence=" ".join([first.sentence, *also]), notes=(*first.notes, *also))
 
 
 def _first(phases: Phases, run: Goodput, ranked: pl.DataFrame) -> Verdict:
@@ -86,23 +93,35 @@ def _first(phases: Phases, run: Goodput, ranked: pl.DataFrame) -> Verdict:
         first = wastes[0]
         with_remedy = [row for row in wastes[1:] if row["action"] is not None and first["action"] is None]
         sentence = " ".join(_in_words(row) for row in [first, *with_remedy[:1]])
-        action = first["action"] and first["action"].partition(";")[0]
+        action = first["action"] and brief(first["action"])
         saves_ps = None if action is None else first["saves_ps"]
-        return Verdict(sentence, first["account"], action, saves_ps, cause=first["id"])
-    sentence, healthy = _healthy(run)
+        return Verdict(sentence, first["account"], action, saves_ps, cause=first["id"], observed=first["sentence"])
+    (observed, *others), healthy = _healthy(run)
+    sentence, notes = " ".join([observed, *others]), tuple(others)
     for row in ranked.drop_nulls("action").head(1).iter_rows(named=True):  # of how it computes
         do = (
             f"In {phases.names.get(row['phase'], 'the run')}: {row['action']}, saves up to {duration(row['saves_ps'])}."
         )
-        return Verdict(f"{sentence.removeprefix(_HEALTHY)} {do}", None, row["action"], row["saves_ps"], cause=row["id"])
-    return Verdict(sentence, healthy=healthy)
+        sentence, observed = (text.removeprefix(_HEALTHY) for text in (sentence, observed))
+        of_phase = Verdict(f"{sentence} {do}", None, row["action"], row["saves_ps"], cause=row["id"])
+        return replace(of_phase, observed=observed, notes=notes)
+    return Verdict(sentence, healthy=healthy, observed=observed, notes=notes)
+
+
+def brief(action: str) -> str:
+    """Return an action up to its first semicolon outside of code.
+
+    >>> brief("set what differs: `a(); b()`; this is paid once")
+    'set what differs: `a(); b()`'
+    """
+    return re.match("(?:`[^`]*`|[^;`])*", action)[0]  # type: ignore[index]  # it matches ""
 
 
 def _in_words(row: dict[str, Any]) -> str:
     """Return a waste and its remedy."""
     if row["action"] is None:
         return str(row["sentence"])
-    action = row["action"].partition(";")[0]
+    action = brief(row["action"])
     return f"{row['sentence']} {action[0].upper()}{action[1:]}: saves up to {duration(row['saves_ps'])}."
 
 
@@ -117,7 +136,7 @@ def _busiest(run: Goodput) -> str:
     return f", of it {' and '.join(lines)}" if lines else ""
 
 
-def _healthy(run: Goodput) -> tuple[str, bool]:
+def _healthy(run: Goodput) -> tuple[list[str], bool]:
     """Return how much of a run without a single waste is productive, and whether that is half, startup apart."""
     apart_ps = sum(run.time_ps(name) for name in _APART)
     healthy = run.time_ps("productive") >= _LEAST_PRODUCTIVE * (run.wall_ps - apart_ps)
@@ -130,4 +149,4 @@ def _healthy(run: Goodput) -> tuple[str, bool]:
             parts.append(f"{time}, as the machine was busy: {others}.")
         elif is_once(run, name):
             parts.append(f"{time}, once per run{mostly(run, name)}.")
-    return " ".join(parts), healthy
+    return parts, healthy

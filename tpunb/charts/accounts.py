@@ -11,7 +11,7 @@ import polars as pl
 
 from tpunb.analysis.goodput import Goodput, totals
 from tpunb.charts.render import LayerPicture
-from tpunb.charts.style import ABOUT, WIDTH, cleaned, rows_of, with_signals
+from tpunb.charts.style import WIDTH, cleaned, rows_of
 from tpunb.errors import TpunbError
 from tpunb.schema import ACCOUNTS
 from tpunb.text import cut, duration, percent, plural
@@ -46,29 +46,18 @@ def accounts(goodput: Goodput) -> LayerPicture:
     return _bar(
         rows_of(rows),
         legend,
-        [name for name in ACCOUNTS if name in labels],
+        [*labels],
         title=alt.TitleParams("Wall time by account", subtitle=[f"{wall}{mean}"]),
         description=f"Wall time by account: {wall}{mean}. {'; '.join(labels.values())}.",
         width=WIDTH,
     )
 
 
-def live_accounts() -> LayerPicture:
-    """Return `accounts` without rows and legend, for the table "accounts" of :func:`account_rows`.
-
-    Its signal ``account`` is the selected account, or null.
-    """
-    base = alt.Chart(alt.NamedData("accounts")).encode(**ABOUT)
-    faint = "account !== null && datum.account !== account"
-    text = "Wall time by account: how long each took, mean over hosts."
-    chart = _bar(base, None, [*ACCOUNTS], faint, description=text, width=900, usermeta={"room": 24})
-    return with_signals(chart, account=None)
-
-
 def account_rows(goodput: Goodput) -> pl.DataFrame:
-    """Return the parts of the bar in order: account, before and until (s), time, text, about and others."""
+    """Return the parts of the bar, longest first, unknown time last: account, before and until (s), time and others."""
     goodput = folded(goodput)
-    rows = totals(goodput).sort("account").with_columns(pl.col("account").cast(pl.String))  # in the order of ACCOUNTS
+    rows = totals(goodput).with_columns(pl.col("account").cast(pl.String))
+    rows = rows.sort(pl.col("account") == "other", -pl.col("time_ps"), maintain_order=True)
     if rows.is_empty():
         raise TpunbError("no time to draw", hint="pass the goodput of a run with a duration")
     details, until = totals(goodput, "detail"), pl.col("time_ps").cum_sum() / 1e12
@@ -82,6 +71,7 @@ def account_rows(goodput: Goodput) -> pl.DataFrame:
         colour=pl.Series(colours),
         before=(until - pl.col("time_ps") / 1e12).round(6),
         until=until.round(6),
+        share="share",
         time=pl.Series([duration(time) for time in rows["time_ps"]]),
         text=pl.Series([percent(part) if part >= _ROOM else "" for part in rows["share"]]),
         dark=pl.Series([_luminance(colour) > _BRIGHT for colour in colours]),
@@ -117,17 +107,14 @@ def _listed(details: pl.DataFrame) -> str:
     return "".join(f"; {text}" for text in (*texts, *more))
 
 
-def _bar(
-    base: alt.Chart, legend: alt.Legend | None, names: list[str], faint: str = "false", **more: Any
-) -> LayerPicture:
-    """Return the parts of the bar and the numbers in them; `faint` is an expression of Vega."""
+def _bar(base: alt.Chart, legend: alt.Legend, names: list[str], **more: Any) -> LayerPicture:
+    """Return the parts of the bar and the numbers in them."""
     x = alt.X("before:Q", title="wall time (s)", axis=alt.Axis(grid=False, tickCount=10)).scale(nice=False)
     hue = alt.Color(
         "account:N", scale=alt.Scale(domain=names, range=[ACCOUNTS[name].colour for name in names]), legend=legend
     )
     number = base.transform_calculate(middle="(datum.before + datum.until) / 2").encode(x="middle:Q", text="text:N")
-    layers = [base.mark_rect(opacity=alt.ExprRef(f"{faint} ? 0.3 : 1")).encode(x=x, x2="until:Q", color=hue)]
+    layers = [base.mark_rect().encode(x=x, x2="until:Q", color=hue)]
     for dark, ink in (("datum.dark", "black"), ("!datum.dark", "white")):
-        shown: dict[str, Any] = {"opacity": alt.ExprRef(f"{faint} ? 0 : 1"), "tooltip": None}
-        layers.append(number.transform_filter(dark).mark_text(color=ink, fontWeight="bold", **shown))
+        layers.append(number.transform_filter(dark).mark_text(color=ink, fontWeight="bold", tooltip=None))
     return LayerPicture(layer=layers, height=30, **more)

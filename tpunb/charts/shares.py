@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import altair as alt
 import polars as pl
 
 from tpunb.charts.render import LayerPicture, VConcatPicture
-from tpunb.charts.style import ABOUT, WIDTH, colours, counted, covered, rows_of, titled, with_signals
+from tpunb.charts.style import WIDTH, colours, counted, covered, rows_of, titled
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases
 from tpunb.text import coverage as coverage_text
@@ -50,44 +48,11 @@ def _cumulative(until: pl.Expr) -> pl.Expr:
     )
 
 
-def live_coverage() -> LayerPicture:
-    """Return `coverage` without rows, for the table "phases": name, colour, phase, share and until (%).
-
-    Its signals: ``chosen``, the selected phase, or null; ``top3``, the share of the three longest (%).
-    """
-    base = alt.Chart(alt.NamedData("phases")).transform_calculate(
-        before="datum.until - datum.share",
-        text="format(datum.share, '.1f') + ' %'",
-        whole="format(datum.until, '.1f') + ' %'",
-        about="datum.name + ': ' + datum.text + ' of step time without waits, ' + "
-        "(datum.phase < 0 ? 'not covered' : datum.whole + ' with the longer ones')",
-    )
-    axis = alt.Axis(labelLimit=100)  # the tooltip has the whole name
-    base = base.encode(y=alt.Y("name:N", sort=alt.EncodingSortField("until", op="min"), title=None, axis=axis), **ABOUT)
-    third = alt.Chart(pl.DataFrame({"top3": [0]})).transform_calculate(top3="top3").encode(x="top3:Q")
-    faint = alt.ExprRef("chosen !== null && datum.phase !== chosen ? 0.3 : 1")
-    chart = LayerPicture(
-        layer=_bars(base, third, opacity=faint),
-        description="Coverage: the phases by share of step time without waits, each from where the longer ones end.",
-        width=400,
-        height=170,
-        usermeta={"room": 165},  # points beside the plot
-    )
-    return with_signals(chart, chosen=None, top3=0)
-
-
-def coverage_rows(phases: Phases, most: int) -> dict[str, list[Any]]:
-    """Return the columns of `live_coverage`, the longest phases first."""
-    share, until, hues = 100 * pl.col("share"), 100 * covered(), colours(phases)
-    rows = phases.aggregates.select("name", "phase", share=share, until=until).head(most).to_dict(as_series=False)
-    return rows | {"colour": [hues[phase] for phase in rows["phase"]]}
-
-
-def _bars(base: alt.Chart, third: alt.Chart, opacity: Any = alt.Undefined) -> list[alt.Chart]:
+def _bars(base: alt.Chart, third: alt.Chart) -> list[alt.Chart]:
     """Return the layers of a coverage: its bars, a dashed line, the figures beside the plot."""
     x = alt.X("before:Q", title="cumulative share of step time without waits (%)").scale(domain=[0, 100], nice=False)
     return [
-        base.mark_bar(opacity=opacity).encode(x=x, x2="until", color=alt.Color("colour:N", scale=None)),
+        base.mark_bar().encode(x=x, x2="until", color=alt.Color("colour:N", scale=None)),
         third.mark_rule(strokeDash=[4, 3]),
         base.mark_text(align="left", dx=6).encode(x=alt.value("width"), text="text:N"),
     ]

@@ -1,4 +1,4 @@
-"""The timeline: every step of a run on its time axis, coloured by phase, above the profiler's windows.
+"""The timeline: the phases, the accounts, the profiler's windows and the step times of a run on one time axis.
 
 One drawing for live panels, summary, saved HTML, SVG and PNG: :func:`live_timeline` is the chart without rows,
 :func:`timeline` the still picture.
@@ -16,12 +16,26 @@ import polars as pl
 
 from tpunb.charts.render import LayerPicture
 from tpunb.charts.style import ABOUT, GREY, HOSTS, INK, TIME, cleaned, legend_of, titled, with_signals
-from tpunb.charts.timeline_rows import BELOW, HEIGHT, LANE, SHADES, THIN, TOP, TRACED, Marks, Timeline, layout
+from tpunb.charts.timeline_rows import (
+    ACCOUNTS_AT,
+    BELOW,
+    HEIGHT,
+    LANE,
+    PACE,
+    SHADES,
+    THIN,
+    TOP,
+    TRACED,
+    Marks,
+    Timeline,
+    layout,
+)
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases
+from tpunb.schema import ACCOUNTS
 from tpunb.text import phases_over, plural
 
-_STILL = 720  # points across in a still picture: the edges of slices meet pixels
+_STILL = 860  # points across in a still picture: the edges of slices meet pixels
 _KINDS = [kind for kind, _ in TRACED.values()]
 _SHADE = alt.Color("shade:O", scale=alt.Scale(domain=[*range(len(SHADES))], range=[*SHADES]), legend=None)
 _TRACED = alt.Opacity(
@@ -32,7 +46,7 @@ _TRACED = alt.Opacity(
 
 
 def live_timeline(hosts: Sequence[str], *, windows: bool = True) -> LayerPicture:
-    """Return the timeline without rows, for the tables "timeline", "numbers", "windows", "checkpoints" and "marks".
+    """Return the timeline without rows, for the tables "timeline", "numbers", "marks" and those of `Timeline.axis`.
 
     Its signals: ``low`` and ``high``, the time range in seconds; ``chosen``, the selected phase or null; ``hue``, the
     colour of "marks", the time of the selected account, or null.
@@ -48,14 +62,16 @@ def live_timeline(hosts: Sequence[str], *, windows: bool = True) -> LayerPicture
         [steps, *others, marks, *pinned],
         hosts,
         (0, 1),
-        description="The run on its time axis: every step coloured by phase, above the profiler's windows.",
+        description="The run on its time axis: phases, accounts, the profiler's windows, step times.",
         width=900,
-        usermeta={"room": 24 if len(hosts) == 1 else 140},  # points on the page beside the plot
+        usermeta={"room": 84 if len(hosts) == 1 else 140},  # points on the page beside the plot
     )
 
 
-def timeline(phases: Phases) -> LayerPicture:
+def timeline(phases: Phases, segments: pl.DataFrame | None = None) -> LayerPicture:
     """Return the timeline as a still picture: every step coloured by phase, above the profiler's windows.
+
+    `segments` of ``tp.goodput(phases)`` are its accounts.
 
     Neighbouring steps of one look are one mark. A run of many steps is drawn in slices of time, each divided by the
     time of its phases.
@@ -70,7 +86,7 @@ def timeline(phases: Phases) -> LayerPicture:
     drawn, failures = Timeline(phases.steps), phases.steps.windows["error"].is_not_null()
     marks, width = drawn.marks(phases), drawn.edges[1] - drawn.edges[0]
     rows = _merged(marks, width / _STILL / 2)
-    columns = {"numbers": drawn.numbers(marks), "windows": drawn.windows()}
+    columns = {"numbers": drawn.numbers(marks), **drawn.axis({}, segments)}
     tables = {"timeline": rows} | {name: _typed(table) for name, table in columns.items()}
     every = phases.steps.frame["host"].n_unique()
     facts = phases_over(len(phases), len(phases.steps))
@@ -153,7 +169,7 @@ def _layers(
     windows: bool,
     clip: bool = True,
 ) -> list[alt.Chart]:
-    """Return the steps, then the names of their phases, the windows and the names of the hosts."""
+    """Return the steps, then the names of their phases, accounts, step times, marks, windows and names of lanes."""
     box: dict[str, Any] = {"x": _x("start"), "x2": alt.X2("end"), "y": _y("y", hosts), "y2": alt.Y2("y2")}
     steps = table("timeline").transform_calculate(
         steps="datum.last > datum.step ? ', steps ' + datum.step + ' to ' + datum.last : ', step ' + datum.step",
@@ -163,26 +179,46 @@ def _layers(
         about="datum.name + (isValid(datum.step) ? datum.steps : ', ' + datum.part + ' % of this slice')"
         f" + ', ' + {_KINDS}[datum.traced] + ': ' + datum.seconds + datum.lasts + datum.hint",
     )
-    faint = alt.ExprRef("hue !== null || chosen !== null && datum.phase !== chosen ? 0.22 : 1")
+    dim = "hue !== null || chosen !== null && datum.phase !== chosen"
+    faint = alt.ExprRef(f"{dim} ? 0.12 : datum.phase === -1 && chosen !== -1 ? 0.3 : 1")  # accounts explain outliers
     top = [LANE * lane for lane in range(len(hosts))]
-    lanes = pl.DataFrame({"name": [cleaned(name) for name in hosts], "top": top}).select(
-        "name", y=pl.col("top") + BELOW, y2=pl.col("top") + BELOW + THIN, middle=pl.col("top") + TOP + HEIGHT / 2
-    )
+    lanes = pl.DataFrame({"top": top}).select(y=pl.col("top") + BELOW, y2=pl.col("top") + BELOW + THIN)
     band = alt.Chart(lanes).encode(x=alt.value(0), y=_y("y", hosts))
+    names, colours = [*ACCOUNTS], [account.colour for account in ACCOUNTS.values()]
+    hue = alt.Color("code:O", scale=alt.Scale(domain=[*range(len(names))], range=colours), legend=None)
+    other = alt.ExprRef(f"hue !== null && {colours}[datum.code] !== hue ? 0.12 : 1")
+    spent = table("accounts").transform_calculate(
+        account=f"{names}[datum.code]",
+        about="datum.account",
+        y=f"datum.lane * {LANE} + {ACCOUNTS_AT[0]}",
+        y2=f"datum.y + {ACCOUNTS_AT[1]}",
+    )
+    pace = table("pace").transform_calculate(y2=f"datum.lane * {LANE} + {sum(PACE)}", y="datum.y2 - datum.height")
     layers = [
         steps.mark_rect(fillOpacity=faint, clip=clip).encode(**box, **ABOUT, color=shade, opacity=seen),
         table("numbers").mark_text(baseline="middle").encode(x=_x("at"), y=_y("y", hosts), text="name:N"),
+        spent.mark_rect(fillOpacity=other, clip=clip).encode(**box, **ABOUT, color=hue),
+        pace.mark_rect(color=GREY, clip=clip, tooltip="step time").encode(**box),
+        table("events")
+        .mark_text(baseline="middle", fontSize=9, clip=clip)
+        .encode(x=_x("at"), y=_y("y", hosts), text="sign:N", **ABOUT),
     ]
     if windows:
         layers += [
             band.mark_rect(color=GREY, opacity=0.18).encode(x2=alt.value("width"), y2="y2"),
             table("windows").mark_rect(color=GREY, clip=clip, tooltip="profiler window").encode(**box),
-            band.mark_text(text="profiler windows", align="left", baseline="bottom", dy=-1, fontSize=9),
         ]
-    if len(hosts) > 1:
-        name = band.mark_text(align="right", baseline="middle", dx=-8, limit=110)
-        layers.append(name.encode(y=_y("middle", hosts), text="name:N"))
-    return layers
+    middles = {"phases": TOP + HEIGHT / 2, "accounts": ACCOUNTS_AT[0] + ACCOUNTS_AT[1] / 2}
+    middles |= {"windows": BELOW + THIN / 2} if windows else {}
+    middles |= {"step time": PACE[0] + PACE[1] / 2}
+    titles = [  # that of the phases is the host's if there are several
+        (cleaned(host) if name == "phases" and len(hosts) > 1 else name, LANE * lane + middle)
+        for lane, host in enumerate(hosts)
+        for name, middle in middles.items()
+    ]
+    named = alt.Chart(pl.DataFrame(titles, schema=["name", "y"], orient="row")).encode(y=_y("y", hosts), text="name:N")
+    side = named.mark_text(align="right", baseline="middle", dx=-8, limit=110).encode(x=alt.value(0))
+    return [*layers, side]
 
 
 def _chart(layers: list[alt.Chart], hosts: Sequence[str], edges: tuple[float, float], **more: Any) -> LayerPicture:

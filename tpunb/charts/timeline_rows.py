@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from tpunb import schema
 from tpunb.charts.style import HOSTS, NOISE, OTHERS, PHASE_COLOURS, cleaned
 from tpunb.frames import Phases, Steps
 from tpunb.frames.op_matrix import Floats, Ints, factorize
+from tpunb.text import cut, short_time
 
-Columns = dict[str, list[Any] | str]
+Columns = dict[str, Any]
 
 SHADES = (*PHASE_COLOURS, OTHERS, NOISE)
 """The colour of each shade: the longest phases by rank, all other phases, outliers."""
@@ -25,12 +27,14 @@ SLICES = 480
 TRACED = {"full": ("traced in full", 1.0), "partial": ("traced in part", 0.72), "none": ("inferred", 0.5)}
 """The name and the opacity of steps by how well they were traced."""
 
-LANE, TOP, HEIGHT = 88, 16, 44
+LANE, TOP, HEIGHT = 116, 16, 36
 """Points per host; from its top to its steps; of the steps."""
 
-BELOW, THIN = 71, 8
-"""Points from the top of a lane to the profiler's windows; of the windows."""
+ACCOUNTS_AT, BELOW, THIN, PACE = (60, 12), 80, 8, (96, 16)
+"""Points from the top of a host to its accounts, and of these; to the profiler's windows, and of these; to the times
+of its steps, and of these."""
 
+_EVENTS = 20  # saves and stalls that are marked, the longest
 _EACH = 600  # steps that are drawn one by one; more share slices
 _MARKED = 300  # stretches of an account that are drawn one by one
 _LEAST_PART = 0.01  # smallest part of a slice that is drawn
@@ -71,8 +75,7 @@ class Timeline:
 
     @cached_property
     def _windows(self) -> _Spans:
-        frame = self.steps.windows.filter(pl.col("dur_ps") > 0)
-        return _Spans.of(frame.with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps")), self.hosts, self.edges)
+        return _Spans.of(_ended(self.steps.windows.filter(pl.col("dur_ps") > 0)), self.hosts, self.edges)
 
     @cached_property
     def _seen(self) -> Ints:
@@ -153,6 +156,7 @@ class Timeline:
         start, end = start[first], end[np.append(first[1:], len(rank))[: len(first)] - 1]
         rank, lane = rank[first], lane[first]
         wide = (end - start) / (self.edges[1] - self.edges[0]) > _room(marks.ranks.name)[rank]
+        wide &= np.array([phase != -1 for phase in marks.ranks.phase])[rank]  # what accounts explain
         return {
             "at": self._short(((start + end) / 2)[wide]),
             "y": (lane[wide] * LANE + 8).tolist(),
@@ -164,33 +168,89 @@ class Timeline:
         """Return the profiler's windows as columns."""
         return self._parts(self._windows, BELOW, THIN)
 
+    def axis(self, checkpoints: Mapping[str, float], segments: pl.DataFrame | None) -> dict[str, Columns]:
+        """Return the tables of the time range alone; seconds of checkpoints by name, and GOODPUT_SEGMENTS, if any."""
+        of_run = pl.DataFrame(schema=schema.GOODPUT_SEGMENTS) if segments is None else segments
+        tables = {"windows": self.windows(), "checkpoints": self.checkpoints(checkpoints), "pace": self.pace()}
+        return tables | {"accounts": self.accounts(of_run), "events": self.events(of_run)}
+
+    def accounts(self, segments: pl.DataFrame) -> Columns:
+        """Return the account, by its place in ACCOUNTS, that took most of each slice of time as columns."""
+        spans, many = _Spans.of(_ended(segments), self.hosts, self.edges, -1), len(schema.ACCOUNTS)
+        cell = spans.slice * many + segments["account"].to_physical().to_numpy()[spans.row]
+        parts = np.bincount(cell, spans.part, self._places * many).reshape(-1, many)
+        place = np.flatnonzero(parts.sum(axis=1) > _LEAST_PART)
+        code = parts[place].argmax(axis=1)
+        first, columns = self._runs(place, code)
+        return columns | {"lane": columns["lane"].tolist(), "code": code[first].tolist()}
+
+    def pace(self) -> Columns:
+        """Return the mean time of the steps in each slice of time as bars, cut at three times their median."""
+        spans = _Spans.of(_ended(self.steps.frame), self.hosts, self.edges, -1)
+        took = spans.part * self.steps.frame["dur_ps"].to_numpy()[spans.row]
+        filled, times = (np.bincount(spans.slice, weights, self._places) for weights in (spans.part, took))
+        place = np.flatnonzero(filled)
+        mean = times[place] / filled[place]
+        height = np.rint(PACE[1] * (mean / (3 * np.median(mean) if mean.any() else 1)).clip(0, 1)).astype(np.int64)
+        first, columns = self._runs(place, height)
+        return columns | {"lane": columns["lane"].tolist(), "height": height[first].tolist()}
+
+    def events(self, segments: pl.DataFrame) -> Columns:
+        """Return the longest saves and stalls as marks: when, what, and the account that it is in."""
+        stalls = pl.DataFrame(schema=schema.STALLS) if self.steps.wall is None else self.steps.wall.stalls
+        stalls = stalls.sort("share", descending=True).unique(["host", "start_ps"], keep="first", maintain_order=True)
+        stalls = stalls.select("start_ps", "dur_ps", host=pl.col("host").cast(pl.String), what="place", account="kind")
+        saves = segments.filter(account="checkpoint save").select(
+            "start_ps", "dur_ps", host=pl.col("host").cast(pl.String), what="detail", account=pl.lit("checkpoint save")
+        )
+        marks = pl.concat([saves.with_columns(sign=pl.lit("◆")), stalls.with_columns(sign=pl.lit("▼"))])
+        start = pl.col("start_ps") / 1e12
+        shown = marks.filter(start.is_between(*self.edges), pl.col("host").is_in(self.hosts)).top_k(
+            _EVENTS, by="dur_ps"
+        )
+        names = {"▼": "stall", "◆": "save"}
+        return {
+            "at": self._short(shown.select(start).to_series().to_numpy()),
+            "y": [self.hosts.index(host) * LANE + ACCOUNTS_AT[0] - 4 for host in shown["host"]],
+            "sign": shown["sign"].to_list(),
+            "account": shown["account"].fill_null("step time deviation").to_list(),
+            "about": [
+                f"{names[sign]}, {short_time(dur_ps)}: {cut(cleaned(what or 'unknown'), 120)}"
+                for sign, dur_ps, what in shown["sign", "dur_ps", "what"].iter_rows()
+            ],
+        }
+
+    @property
+    def _places(self) -> int:
+        """Slices of all lanes."""
+        return _slices(len(self.hosts)) * len(self.hosts)
+
+    def _runs(self, place: Ints, look: Ints | Floats) -> tuple[Ints, Columns]:
+        """Return the first of neighbouring slices of one look, and lane, start and end of them together."""
+        slices = _slices(len(self.hosts))
+        new = (np.diff(place, prepend=-2) > 1) | (np.diff(look, prepend=-1) != 0) | (place % slices == 0)
+        first = np.flatnonzero(new)
+        last = np.append(first[1:], len(place))[: len(first)] - 1
+        start, end = self._slice(place[first])[0], self._slice(place[last])[1]
+        return first, {"lane": place[first] // slices, "start": self._short(start), "end": self._short(end)}
+
     def account(self, segments: pl.DataFrame) -> Columns:
         """Return ``tpunb.schema.GOODPUT_SEGMENTS`` of one account as columns, in slices of time where they are many."""
-        ends = segments.with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps"))
-        spans = _Spans.of(ends, self.hosts, self.edges, _MARKED)
+        spans = _Spans.of(_ended(segments), self.hosts, self.edges, _MARKED)
         return self._parts(spans, TOP, HEIGHT)
 
     def _parts(self, spans: _Spans, top: int, height: int) -> Columns:
         """Return spans as columns; the height of a slice of time is the share of it that they fill."""
         if spans.each:
-            lane, start, end, part = spans.lane, spans.start, spans.end, np.ones(len(spans.lane))
+            lane, part = spans.lane, np.ones(len(spans.lane))
+            columns: Columns = {"start": self._short(spans.start), "end": self._short(spans.end)}
         else:
-            slices = _slices(len(self.hosts))
             filled = np.round(np.bincount(spans.slice, spans.part).clip(0, 1), 2)
             place = np.flatnonzero(filled)
-            part = filled[place]
-            new = (np.diff(place, prepend=-2) > 1) | (np.diff(part, prepend=-1) != 0) | (place % slices == 0)
-            first = np.flatnonzero(new)  # neighbours of one height are one mark
-            last = np.append(first[1:], len(place))[: len(first)] - 1
-            lane, part = place[first] // slices, part[first]
-            start, end = self._slice(place[first])[0], self._slice(place[last])[1]
+            first, columns = self._runs(place, filled[place])
+            lane, part = columns.pop("lane"), filled[place][first]
         low = lane * LANE + top + height
-        return {
-            "start": self._short(start),
-            "end": self._short(end),
-            "y": (low - part * height).round(1).tolist(),
-            "y2": low.tolist(),
-        }
+        return columns | {"y": (low - part * height).round(1).tolist(), "y2": low.tolist()}
 
     def checkpoints(self, seconds: Mapping[str, float]) -> Columns:
         """Return where checkpoints are drawn, given the second of each by name."""
@@ -242,6 +302,10 @@ class _Spans:
         left = low + at * width
         part = (np.minimum(end[of], left + width) - np.maximum(start[of], left)).clip(0) / width
         return cls(row[of], lane[of], start[of], end[of], False, lane[of] * slices + at, part)
+
+
+def _ended(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps"))
 
 
 class Ranks(NamedTuple):

@@ -99,6 +99,7 @@ class PhaseExplorer(Panel, OfRun):
         checkpoints: StepSource | None = None,
         other: Run | None = None,
         messages: Messages = ((), ()),
+        profile: Profile | None = None,
         folded: bool = False,
     ) -> None:
         run = loaded(run, "explore") if isinstance(run, OfRun) else run
@@ -107,6 +108,7 @@ class PhaseExplorer(Panel, OfRun):
             "checkpoints": checkpoint_steps(checkpoints),
             "other": steps_of(compared) if isinstance(compared, Profile) else compared,
             "messages": messages,
+            "profile": profile,
             "folded": folded,
         }
         self._methods: dict[str, PhaseMethod] = {word: make() for word, make in METHODS.items()}
@@ -126,7 +128,7 @@ class PhaseExplorer(Panel, OfRun):
         if self._kept:
             self._look = self._kept["look"]
         else:
-            found = loaded(run, "explore")
+            found = self._profiled(run)
             self._is_whole = not (isinstance(found, Profile) and (found.skipped or found.notes))
             self._run = found if isinstance(found, Phases) else steps_of(found)
             if later:
@@ -152,9 +154,16 @@ class PhaseExplorer(Panel, OfRun):
                 return self._grouped or self._show(self._group())
         return self._grouped
 
+    def _profiled(self, run: Run) -> Run:
+        """Return a run as it is loaded, whose profile is kept for its rates."""
+        found = loaded(run, "explore")
+        if isinstance(found, Profile):
+            self._given["profile"] = found
+        return found
+
     def _group(self) -> ExplorerState:
         """Return the state of the first method."""
-        run = loaded(self._run, "explore")
+        run = self._profiled(self._run)
         first = run if isinstance(run, Phases) and run.method is self._method else grouped(run, self._method)
         name = sliders.name_of(first.method) or _CUSTOM
         self._methods[name], self._first[name] = first.method, first
@@ -284,7 +293,9 @@ class PhaseExplorer(Panel, OfRun):
         """Keep what is drawn of a run folder in the cache, unless its files changed or could not all be read."""
         asked = self.answers()
         try:
-            answers = {name: (asked[name]() or ({},))[0] for name in ("figures", "reasons", "accounts", "hints")}
+            answers = {
+                name: (asked[name]() or ({},))[0] for name in ("figures", "reasons", "accounts", "hints", "rates")
+            }
         except Exception:  # noqa: BLE001  the page shows it when it asks
             return
         if self._drawn_entry() == entry and self._is_whole:
@@ -334,7 +345,7 @@ class PhaseExplorer(Panel, OfRun):
     @validate("account")
     def _valid_account(self, proposal: Any) -> Any:
         account = proposal["value"]
-        names = self._state.accounts().get("parts", {}).get("account", [])
+        names = self._state.accounts().get("names", [])
         if account not in (None, *names):
             raise no_such("account", account, names)
         return account
@@ -426,6 +437,7 @@ class PhaseExplorer(Panel, OfRun):
             "figures": lambda: (self._state.figures(self.state.shown_phase), []),
             "reasons": lambda: (self._state.reasons(self.state.shown_phase), []),
             "accounts": lambda account=None: (replace(self._state, account=account).accounts(), []),
+            "rates": lambda: ({"rates": self._state.rates}, []),
             "hints": lambda: ({"phases": phase_view.hints(self.value)}, []),
             "phases": lambda: ({"table": phase_view.phase_table(self.value, phase_view.PHASES)}, []),
             "compare": self._compare,

@@ -10,21 +10,23 @@ from typing import Any, TypeVar
 
 from tpunb import charts
 from tpunb.analysis import advise, hosts
+from tpunb.analysis.advice import candidates
 from tpunb.analysis.goodput import Goodput
+from tpunb.analysis.rates import rates_of
 from tpunb.analysis.stragglers import Hosts
+from tpunb.analysis.verdict import Verdict, verdict
 from tpunb.charts import render
-from tpunb.charts.accounts import account_rows, live_accounts
+from tpunb.charts.accounts import account_rows, folded
 from tpunb.charts.curves import with_slider
-from tpunb.charts.shares import coverage_rows, live_coverage
 from tpunb.charts.style import GREY
 from tpunb.charts.timeline import live_timeline
 from tpunb.charts.timeline_rows import LANE, Timeline, layout
 from tpunb.cluster import SliderSpec
-from tpunb.frames import Phases, Steps
+from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.nearest import checkpoint_times
 from tpunb.text import coverage, phases_over, plain, plural
-from tpunb.widgets import phase_view, sliders
-from tpunb.widgets.table import ROWS, Table
+from tpunb.widgets import face, phase_view, sliders
+from tpunb.widgets.table import ROWS
 
 T = TypeVar("T")
 
@@ -62,6 +64,7 @@ class ExplorerState:
     timeline: Timeline
     checkpoints: Mapping[str, int] = field(default_factory=dict)
     other: Steps | Phases | None = None
+    profile: Profile | None = None
     messages: Messages = ((), ())
     phase: int | None = None
     account: str | None = None
@@ -132,9 +135,32 @@ class ExplorerState:
         return self.once("goodput", lambda: phase_view.goodput_of(self.phases))
 
     @property
-    def lines(self) -> list[str]:
-        """The verdict on the run, and where its wall time went; nothing without a record of that."""
-        return self.once("lines", lambda: phase_view.lines(self.goodput, self.phases))
+    def verdict(self) -> Verdict | None:
+        """The verdict on the run; None without a record of its wall time."""
+        return self.once("verdict", lambda: verdict(self.phases))
+
+    @property
+    def answer(self) -> face.Node | None:
+        """The verdict with its remedy and what weakens it; None without a record of the wall time."""
+        judged, weak = self.verdict, phase_view.warnings(self.goodput)
+        return None if judged is None else face.answer(judged, weak, self.steps)
+
+    @property
+    def spent(self) -> face.Node | None:
+        """The bar of accounts; None without a record of the wall time."""
+        advice = candidates(self.phases).drop_nulls("action")
+        return None if self.goodput is None else face.spent(self.goodput, advice)
+
+    @property
+    def rates(self) -> face.Node:
+        """The rates of the run, each with its course; slow where they are read from windows."""
+        return self.once("rates", lambda: face.rates(self.phases, self.goodput, rates_of(self.phases, self.profile)))
+
+    @property
+    def todo(self) -> face.Node:
+        """The advice beside that of the verdict."""
+        worth = phase_view.worth(advise(self.phases).drop_nulls("saves_ps"), self.phases)
+        return self.once("todo", lambda: face.todo(worth, self.verdict))
 
     @property
     def hosts(self) -> Hosts | None:
@@ -145,9 +171,10 @@ class ExplorerState:
 
     @property
     def notes(self) -> tuple[list[str], list[str]]:
-        """Lines and warnings above the panel, with what disturbed the measurement."""
+        """Lines on the measurement, and warnings beside what weakens the answer."""
         lines, warnings = self.messages
-        return [*lines], [*dict.fromkeys([*warnings, *phase_view.warnings(self.goodput)])]
+        weak = phase_view.warnings(self.goodput)
+        return [*lines], [line for line in dict.fromkeys(warnings) if line not in weak]
 
     # What the page gets, as values of JSON
 
@@ -158,10 +185,10 @@ class ExplorerState:
             "name": plain(self.steps.name or ""),
             "methods": [{"name": name, "title": title} for name, title in self.methods.items()],
             "timeline": render.spec(live_timeline(hosts, windows=self.steps.windows.height > 0)),
-            "coverage": render.spec(live_coverage()),
             "layout": layout(len(hosts)),
             "hosts": None if (found := self.hosts) is None else render.spec(charts.hosts(found)),
-            "accounts": None if self.goodput is None else {"spec": render.spec(live_accounts()), **self.accounts()},
+            "answer": self.answer,
+            "accounts": None if self.goodput is None else {"bar": self.spent, **self.accounts()},
             "lines": [plain(line) for line in self.notes[0]],
             "warnings": [plain(line) for line in self.notes[1]],
             "second": self.other is not None,
@@ -169,19 +196,13 @@ class ExplorerState:
             "folded": self.folded,
         }
 
-    @property
-    def advice(self) -> Table:
-        """Advice on phases, outliers and accounts, most time saved first."""
-        return self.once("advice", lambda: phase_view.advised(advise(self.phases).drop_nulls("saves_ps"), self.phases))
-
     def accounts(self) -> dict[str, Any]:
-        """Return advice, the sentence and bar of accounts, and the time, details and stalls of the selected one."""
+        """Return advice; and the accounts, with the time, details and stalls of the selected one."""
         run = self.goodput
         if run is None:
-            return {"advice": self.advice}
+            return {"advice": self.todo}
         chosen = None if self.account is None else phase_view.describe_goodput(run, self.account, self.timeline)
-        parts = account_rows(run).to_dict(as_series=False)
-        return {"advice": self.advice, "lines": self.lines[:1], "parts": parts, "selected": chosen}
+        return {"advice": self.todo, "names": account_rows(run)["account"].to_list(), "selected": chosen}
 
     def curve(self) -> dict[str, Any]:
         """Return the method's curve and its slider."""
@@ -203,10 +224,10 @@ class ExplorerState:
         return curve
 
     def axis(self) -> dict[str, Any]:
-        """Return what depends on the time range alone: windows and checkpoints."""
-        marks = self.timeline.checkpoints(checkpoint_times(self.steps, self.checkpoints))
-        tables = {"windows": self.timeline.windows(), "checkpoints": marks}
-        return {"edges": [*self.edges], "tables": tables}
+        """Return what depends on the time range alone: windows, checkpoints, accounts, step times, marks."""
+        run = None if self.goodput is None else folded(self.goodput)
+        marks = checkpoint_times(self.steps, self.checkpoints)
+        return {"edges": [*self.edges], "tables": self.timeline.axis(marks, None if run is None else run.segments)}
 
     @cached_property
     def rows(self) -> dict[str, Any]:
@@ -221,8 +242,6 @@ class ExplorerState:
             "tables": json.dumps(self.rows, separators=(",", ":")),  # text: faster than numbers through a trait
             "table": phase_view.phase_table(self.phases),
             "rest": max(len(self.phases.names) - ROWS, 0),
-            "coverage": coverage_rows(self.phases, ROWS),
             "top": coverage(self.phases.coverage(3)),
-            "top3": 100 * self.phases.coverage(3),
             "position": self.position,
         }

@@ -12,16 +12,18 @@ from typing import Any
 
 from tpunb import charts
 from tpunb.charts import render
+from tpunb.charts.accounts import folded
 from tpunb.frames import Phases
 from tpunb.text import format_error, plain
-from tpunb.widgets import phase_view, second_run, sliders
+from tpunb.widgets import face, phase_view, second_run, sliders
 from tpunb.widgets.explorer_state import ExplorerState, Messages
 from tpunb.widgets.panel import Answer, asset, module
 from tpunb.widgets.panel import bundle as vega
-from tpunb.widgets.table import CLUSTERING, block, document, html
+from tpunb.widgets.table import CLUSTERING, block, document
+from tpunb.widgets.table import STYLE as PAGE_STYLE
 
 SCRIPT = module("parts.js", "panel.js", "phase_facts.js", "accounts.js", "second_run.js", "buttons.js", "explorer.js")
-STYLE = asset("explorer.css")
+STYLE = PAGE_STYLE + asset("explorer.css")
 _BODY = """<noscript>{static}</noscript><main id="explorer"></main>
 <script type="module">{vega}</script>
 <script type="module">{module}
@@ -45,9 +47,9 @@ def page(state: ExplorerState) -> bytes:
         "_details": {"phases": details, "longest": state.phases.longest.id},
         "_runs": phase_view.runs(state.phases, state.edges),
     }
-    stored |= {"_advice": state.advice, "_hints": phase_view.hints(state.phases)}
+    stored |= {"_advice": state.todo, "_rates": state.rates, "_hints": phase_view.hints(state.phases)}
     if (run := state.goodput) is not None:
-        names = stored["_frame"]["accounts"]["parts"]["account"]
+        names = stored["_frame"]["accounts"]["names"]
         stored["_accounts"] = {name: phase_view.describe_goodput(run, name, state.timeline) for name in names}
     if state.other is not None:
         try:
@@ -113,10 +115,9 @@ def _block(
 ) -> str:
     """Return verdict, goodput, timeline, advice, the phases as tables, the comparison, then how phases were found."""
     run, headline = state.goodput, state.phases.headline
-    lines, bar = state.lines, "" if run is None else draw(charts.accounts(run))
     hosts = "" if (found_hosts := state.hosts) is None else draw(charts.hosts(found_hosts))
-    evidence = bar + draw(charts.timeline(state.phases)) + hosts + (html(state.advice) if state.advice["rows"] else "")
-    method = [*([headline] if lines else []), *messages[0], state.code]
+    evidence = evidence_of(state, draw, rates=sources) + hosts + face.html(state.todo)
+    method = [*([] if run is None else [headline]), *messages[0], state.code]
     phase, warnings = state.shown_phase, [*messages[1]]
     figures = state.figures(phase)
     tables = [phase_view.phase_table(state.phases), figures["facts"]]
@@ -133,7 +134,16 @@ def _block(
             tables.append(second_run.compared(state)["table"])
         except Exception as error:  # noqa: BLE001  shown in place of the comparison
             warnings.append(f"no comparison: {format_error(error)}")
-    return block(lines[:1] or [headline], warnings, evidence, tables, method, title=CLUSTERING, curve=curve)
+    answer, lines = ("", [headline]) if state.answer is None else (face.html(state.answer), [])
+    return block(lines, warnings, evidence, tables, method, answer=answer, title=CLUSTERING, curve=curve)
+
+
+def evidence_of(state: ExplorerState, draw: Callable[[render.LayerPicture], str], *, rates: bool) -> str:
+    """Return rates, where the time went and the timeline as HTML; `rates` may read windows."""
+    shown = [state.rates] * rates + ([] if state.spent is None else [state.spent])
+    segments = None if state.goodput is None else folded(state.goodput).segments
+    timeline = draw(charts.timeline(state.phases, segments)) if len(state.steps) else ""
+    return "".join(map(face.html, shown)) + timeline
 
 
 def static_bundle(state: ExplorerState, *, live: bool = False) -> dict[str, str]:

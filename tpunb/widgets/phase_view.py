@@ -53,29 +53,31 @@ def phase_table(phases: Phases, most: int = ROWS) -> Table:
     shown, rest = phases.aggregates.head(most), phases.aggregates.slice(most)
     columns = {
         "Phase": shown["name"],
-        "Id": [str(phase) for phase in shown["phase"]],
+        "Share (%)": [figure(share, ".1f", 100) for share in shown["share"]],
+        "Step": ["–" if step_ps is None else short_time(step_ps) for step_ps in shown["step_ps"]],
         "Steps": [figure(steps) for steps in shown["steps"]],
         "Traced": [figure(full) if full else "clock only" for full in shown["full"]],
-        "Share (%)": [figure(share, ".1f", 100) for share in shown["share"]],
-        "Step (ms)": [figure(step_ps and step_ps / 1e9, ",.3f") for step_ps in shown["step_ps"]],
-        "CV (% of mean)": [figure(cv, ".1f", 100) for cv in shown["step_time_cv"]],
+        "CV (%)": [figure(cv, ".1f", 100) for cv in shown["step_time_cv"]],
     }
     columns |= measured(
         {
-            "Idle (% of step time)": [figure(idle, ".1f", 100) for idle in shown["idle"]],
-            "MXU (% of peak)": [figure(mxu, ".1f", 100) for mxu in shown["mxu_util"]],
+            "Idle (%)": [figure(idle, ".1f", 100) for idle in shown["idle"]],
+            "MXU (%)": [figure(mxu, ".1f", 100) for mxu in shown["mxu_util"]],
         }
     )
+    columns["Id"] = [str(phase) for phase in shown["phase"]]
     rows = [*zip(*columns.values(), strict=True)]
     if rest.height:
-        sums = [f"{rest['steps'].sum():,}", f"{rest['full'].sum():,}", f"{100 * rest['share'].sum():.1f}"]
-        rows.append((f"{rest.height:,} more", "–", *sums, *["–"] * (len(columns) - 5)))
-    hues = charts.colours(phases)
+        sums = [f"{100 * rest['share'].sum():.1f}", "–", f"{rest['steps'].sum():,}", f"{rest['full'].sum():,}"]
+        rows.append((f"{rest.height:,} more", *sums, *["–"] * (len(columns) - 5)))
+    hues, share = charts.colours(phases), pl.col("share")
+    before = phases.aggregates.select((share.cum_sum() - share).clip(0, 1)).head(most).to_series()
     return table(
         f"Phases by share {OF_STEPS}",
         [*columns],
         rows,
         colours=[hues[phase] for phase in shown["phase"]],
+        bars=[*zip(before, shown["share"], strict=True)],
         phases=shown["phase"].to_list(),
     )
 
@@ -98,17 +100,17 @@ def operations(phases: Phases, number: int, *, sources: bool = False) -> list[Ta
     return [
         table(
             f"Top operations of {phases.names[number]}, {side}, {plural(full, 'step')} traced in full",
-            ["Operation", "% of self time", "Self time (ms)", "Calls"],
+            ["Operation", "% of self time", "Self time", "Calls"],
             [
                 [
                     "\n".join(filter(None, (op, where))),
                     f"{100 * share:.1f}",
-                    f"{(self_ps or 0) / 1e9:,.3f}",
+                    short_time(self_ps or 0),
                     f"{calls:,}",
                 ]
                 for op, where, share, self_ps, calls in ops["op", "where", "share", "self_ps", "count"].iter_rows()
             ],
-            bars=(ops["share"] / ops["share"].max()).fill_nan(0).to_list(),
+            bars=[(0.0, length) for length in (ops["share"] / ops["share"].max()).fill_nan(0)],
         )
         for side, ops in sides
         if ops.height
@@ -138,6 +140,7 @@ def describe(phases: Phases, number: int, checkpoints: Mapping[str, int]) -> dic
     return {
         "phase": number,
         "name": phases.names[number],
+        "large": _large(phases, number),
         "facts": table(phases.names[number], ["Fact", "Value"], facts),
         "ops": operations(phases, number),
     }
@@ -171,7 +174,23 @@ def explain(phases: Phases, number: int) -> dict[str, Any]:
 def _explained(phases: Phases) -> str:
     """Return the explained variance in words; "" if there is none."""
     value = phases.explained_variance
-    return "" if value is None else f"explained variance {value:.2f} (1: identical steps in each phase)"
+    return "" if value is None else f"Explained variance {value:.2f} (1: identical steps in each phase)"
+
+
+_LEAST_WAIT = 0.1  # of step time, that is a bottleneck
+
+
+def _large(phases: Phases, number: int) -> list[list[str]]:
+    """Return name, value and base of what is first of a phase: its share, its step time, its bottleneck."""
+    row = phases.frame.row(by_predicate=pl.col("phase") == number, named=True)
+    waits = [(row["input"], "waiting for input"), (row["idle"], "idle device")]
+    share, name = max(((share, name) for share, name in waits if share is not None), default=(None, ""))
+    base = "" if share is None or share < _LEAST_WAIT else f"{percent(share, None)} of step time"
+    return [
+        ["Share", percent(row["share"], 1), OF_STEPS],
+        ["Step", "–" if row["step_ps"] is None else short_time(row["step_ps"]), "median"],
+        *([] if share is None else [["Bottleneck", name if base else "computing", base]]),
+    ]
 
 
 def _facts(phases: Phases, phase: Phase, checkpoints: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -247,18 +266,29 @@ def advised(advice: pl.DataFrame, phases: Phases, most: int = _PIECES, *, captio
     Each says what it could save in seconds of the run time, of all step time without a record of that. Code of its
     action is below the sentence.
     """
-    wall = phases.steps.wall
-    whole, base = (
-        (wall.span_ps, "run time") if wall and wall.span_ps else (int(phases.frame["dur_ps"].sum()), "step time")
-    )
-    worth = advice.filter((pl.col("saves_ps") >= _LEAST_SAVING * whole).fill_null(True)).head(most)
+    whole, base = _whole(phases)
     pieces = []
-    for phase, saves_ps, sentence, action in worth["phase", "saves_ps", "sentence", "action"].iter_rows():
-        parts = None if phase is None else _ADVICE.fullmatch(sentence)  # the run's begin with what took the time
-        observed = sentence if parts is None else f"{parts['of']}: " * (caption == "What to do") + parts["found"]
+    for saves_ps, observed, action in worth(advice, phases, named=caption == "What to do").head(most).iter_rows():
         saved = "" if saves_ps is None else f" Saves up to {duration(saves_ps)} of {duration(whole)} {base}."
         pieces.append("\n".join([f"{observed} Try: {action.replace('`', '')}.{saved}", *_CODE.findall(action)]))
     return listed(caption, pieces)
+
+
+def worth(advice: pl.DataFrame, phases: Phases, *, named: bool = True) -> pl.DataFrame:
+    """Return (saves_ps, observed, action) of advice that saves 1 % of the run time or more; `named` with its phase."""
+    rows = []
+    for phase, saves_ps, sentence, action in advice["phase", "saves_ps", "sentence", "action"].iter_rows():
+        parts = None if phase is None else _ADVICE.fullmatch(sentence)  # the run's begin with what took the time
+        observed = sentence if parts is None else f"{parts['of']}: " * named + parts["found"]
+        rows.append((saves_ps, observed, action))
+    frame = pl.DataFrame(rows, {"saves_ps": pl.Int64, "observed": pl.String, "action": pl.String}, orient="row")
+    return frame.filter((pl.col("saves_ps") >= _LEAST_SAVING * _whole(phases)[0]).fill_null(True))
+
+
+def _whole(phases: Phases) -> tuple[int, str]:
+    """Return the time that savings are shares of, and its name."""
+    wall = phases.steps.wall
+    return (wall.span_ps, "run time") if wall and wall.span_ps else (int(phases.frame["dur_ps"].sum()), "step time")
 
 
 def bottlenecks(phases: Phases, number: int) -> Table:

@@ -11,6 +11,7 @@ from tpunb import charts
 from tpunb.analysis import compare
 from tpunb.analysis.compare import Comparison
 from tpunb.charts import render
+from tpunb.charts.accounts import folded
 from tpunb.charts.style import names_of
 from tpunb.charts.timeline import live_timeline
 from tpunb.charts.timeline_rows import Timeline, layout
@@ -19,7 +20,7 @@ from tpunb.errors import TpunbError
 from tpunb.frames import Phases
 from tpunb.text import cut, percent, plain, short_time
 from tpunb.widgets.explorer_state import ExplorerState
-from tpunb.widgets.phase_view import runs
+from tpunb.widgets.phase_view import goodput_of, runs
 from tpunb.widgets.table import Table, measured, table
 
 _OPS = 3  # gained or lost, for each pair
@@ -48,7 +49,7 @@ def _compared(state: ExplorerState) -> dict[str, Any]:
         "tables": timeline.rows(second, alias=_aliases(comparison)),
         "runs": runs(second, timeline.edges, f"Timeline table of {a}"),
         "name": plain(a),
-        "axis": {"windows": timeline.windows(), "checkpoints": timeline.checkpoints({})},
+        "axis": timeline.axis({}, None if (run := goodput_of(second)) is None else folded(run).segments),
         "chart": _ratios(comparison),
         "table": _table(comparison, f"{b} compared with {a}"),
         "matches": [*map(list, comparison.frame.select("phase_b", "phase_a").iter_rows())],

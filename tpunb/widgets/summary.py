@@ -24,6 +24,7 @@ from tpunb.analysis.run import Run as RunLike
 from tpunb.analysis.run import phases as phases_of
 from tpunb.analysis.run import steps as steps_of
 from tpunb.charts import render
+from tpunb.charts.timeline_rows import Timeline
 from tpunb.cluster.assign import method_of
 from tpunb.errors import NoSteps, TpunbError
 from tpunb.frames import Phases, Profile, Steps
@@ -41,9 +42,10 @@ from tpunb.text import (
     relative,
     windows_cover,
 )
-from tpunb.widgets import phase_view
+from tpunb.widgets import exports, face, phase_view
+from tpunb.widgets.explorer_state import ExplorerState
 from tpunb.widgets.frontends import in_kernel
-from tpunb.widgets.table import METHOD, ROWS, Table, block, document, figure, html, measured, table, text
+from tpunb.widgets.table import METHOD, ROWS, Table, block, document, figure, measured, table, text
 
 if TYPE_CHECKING:
     from tpunb.profiler.capture import Run
@@ -225,12 +227,25 @@ class Summary(NullRun, OfRun):
         lines += ["", METHOD, *(f"  {line}" for line in self._method)]
         return "\n".join(plain(line) for line in lines)
 
+    @cached_property
+    def _state(self) -> ExplorerState | None:
+        """What the explorer shows first, or None without phases."""
+        if self.phases is None:
+            return None
+        messages = self._facts, [*self._tuned, *self._notes]
+        shown = Timeline(self.phases.steps)
+        return ExplorerState(self.phases, self.phases, "", {}, shown, profile=self.profile, messages=messages)
+
     def _repr_html_(self) -> str:
-        picture = "" if self._chart is None else render.svg(self._chart)
-        advice = "".join(map(html, self._advice))
-        bar = "" if self.goodput is None else render.svg(charts.accounts(self.goodput))
-        lines, body = [*self._tuned, *self._lines[:1]], bar + picture + advice  # the bar has the times
-        return block(lines, self._notes, body, self._tables, self._method)
+        run, state, answer = self.goodput, self._state, ""
+        if state is None:
+            lines, notes = [*self._tuned, *self._lines[:1]], self._notes
+            body = "" if run is None else face.html(face.spent(run))
+        else:
+            answer = "" if state.answer is None else face.html(state.answer)
+            lines, notes = [] if answer else [*self._lines[:1]], state.notes[1]
+            body = exports.evidence_of(state, render.svg, rates=True) + face.html(state.todo)
+        return block(lines, notes, body, self._tables, self._method, answer=answer)
 
     @cached_property
     def explorer(self) -> PhaseExplorer | None:
@@ -239,7 +254,8 @@ class Summary(NullRun, OfRun):
             return None
         from tpunb.widgets.explorer import PhaseExplorer
 
-        return PhaseExplorer(self.phases, messages=(self._facts, [*self._tuned, *self._notes]), folded=True)
+        messages = self._facts, [*self._tuned, *self._notes]
+        return PhaseExplorer(self.phases, messages=messages, profile=self.profile, folded=True)
 
     def save(self, path: str | Path) -> Path:
         """Write the summary as one HTML file, which needs neither a kernel nor a network."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import zip_longest
@@ -17,11 +16,21 @@ CLUSTERING = "How phases were found"
 """Title of the method, its curve and its slider."""
 ROWS = 12
 """Most rows of a table."""
+STYLE = asset("page.css")
+"""Style of panels, pages and pictures."""
 
 _LEFT = {  # columns of text; figures are aligned on the right
     *("Phase", "Kind", "Operation", "Window", "Error", "Stage", "Parameter", "Current", "Chosen", "Values"),
     *("Verdict", "Reason", "Output", "Run", "Program", "Device", "Host", "Detail", "Stalls at", "Fact", "Value"),
     *("Gained", "Lost"),
+}
+_HINTS = {
+    "CV (%)": "coefficient of variation: standard deviation of the step time as a share of its mean",
+    "Traced": "steps of which a window has all operations",
+    "Id": "number of the phase in Python",
+    "Idle (%)": "of step time",
+    "MXU (%)": "of the peak of the matrix unit",
+    "% of self time": "time of the operation itself, without those that it calls",
 }
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -48,10 +57,12 @@ class Table(TypedDict):
     """Whether a column is aligned on the left."""
     colours: list[str]
     """Colour beside the first cell of each row, of the first rows alone."""
-    bars: list[float]
-    """Length of a bar in the second cell of each row, 0 to 1."""
+    bars: list[tuple[float, float]]
+    """Begin and length of a bar in the second cell of each row, 0 to 1."""
     phases: list[int]
     """Phase that each row selects on the panel, of the first rows alone."""
+    hints: list[str]
+    """What a column is, where its name does not say it."""
 
 
 def table(
@@ -60,7 +71,7 @@ def table(
     rows: Iterable[Iterable[str]],
     *,
     colours: Sequence[str] = (),
-    bars: Sequence[float] = (),
+    bars: Sequence[tuple[float, float]] = (),
     phases: Sequence[int] = (),
 ) -> Table:
     """Return a table; its names are not trusted."""
@@ -73,6 +84,7 @@ def table(
         "colours": [*colours],
         "bars": [*bars],
         "phases": [*phases],
+        "hints": [_HINTS.get(name, "") for name in columns],
     }
 
 
@@ -92,20 +104,23 @@ def html(table: Table) -> str:
         listed = "".join(f"<li>{_with_code(text)}</li>" for (text,) in table["rows"])
         return f'<div class="tpunb-list"><b>{safe(table["caption"])}</b><ol>{listed}</ol></div>'
     kinds = [' class="tpunb-text"' if left else "" for left in table["left"]]
+    abouts = [f' title="{safe(hint)}"' if hint else "" for hint in table["hints"]]
     head = "".join(
-        f'<th scope="col"{kind}>{safe(name)}</th>' for name, kind in zip(table["columns"], kinds, strict=True)
+        f'<th scope="col"{kind}{about}>{safe(name)}</th>'
+        for name, kind, about in zip(table["columns"], kinds, abouts, strict=True)
     )
     body = ""
     for row, colour, bar in zip_longest(table["rows"], table["colours"], table["bars"]):
         chip = f'<span class="tpunb-chip" aria-hidden="true" style="background:{colour}"></span>' if colour else ""
-        width = (
-            "" if bar is None else f'<span class="tpunb-bar" aria-hidden="true" style="width:{36 * bar:.1f}px"></span>'
-        )
+        ends = "" if bar is None else f"margin-left:{100 * bar[0]:.1f}%;width:{100 * bar[1]:.1f}%"
+        fill = f";background:{colour}" if colour else ""
+        width = "" if bar is None else f'<span class="tpunb-bar" aria-hidden="true"><i style="{ends}{fill}"></i></span>'
         cells = [f"<td{kind}>{safe(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)]
+        second = cells[1] if bar is None else f"<td{kinds[1]}>{width}<b>{safe(row[1])}</b></td>"
         name, _, below = row[0].partition("\n")
         quiet = f'<div class="tpunb-quiet">{safe(below)}</div>' if below else ""
         first = f'<th scope="row"{kinds[0]} style="font-weight:normal">{chip}{safe(name)}{quiet}</th>'
-        body += f"<tr>{first}{cells[1].replace('>', f'>{width}', 1)}{''.join(cells[2:])}</tr>"
+        body += f"<tr>{first}{second}{''.join(cells[2:])}</tr>"
     caption = f"<caption>{safe(table['caption'])}</caption>"
     return f'<table class="tpunb-table">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
@@ -137,22 +152,22 @@ def block(
     tables: Sequence[Table],
     method: Sequence[str],
     *,
+    answer: str = "",
     title: str = METHOD,
     curve: str = "",
 ) -> str:
-    """Return HTML without scripts: a headline, quiet lines, notes, `evidence` (HTML), tables, then the method.
+    """Return HTML without scripts: the answer (HTML), lines, notes, `evidence` (HTML), tables, then the method.
 
-    The method is folded unless it has a `curve` (HTML).
+    The first line is the headline where there is no answer. The method is folded unless it has a `curve` (HTML).
     """
-    first, *quiet = map(safe, lines)
-    first = re.sub("`([^`]+)`", r"<code>\1</code>", first)
+    first, *quiet = ("", *map(safe, lines)) if answer else map(safe, lines)
+    answer = answer or f'<p class="tpunb-answer">{first}</p>'
     warnings = "".join(f'<p class="tpunb-note" role="note">{safe(note)}</p>' for note in notes)
     beside = f'<p class="tpunb-quiet">{"<br>".join(quiet)}</p>' if quiet else ""
     below = f"<summary>{title}</summary><p>{'<br>'.join(map(safe, method))}</p>{curve}"
     how = f"<details{' open' if curve else ''}>{below}</details>" if method else ""
     return (
-        f'<div class="tpunb-summary"><style>{asset("summary.css")}</style>'
-        f'<p class="tpunb-headline">{first}</p>{beside}{warnings}{evidence}'
+        f'<div class="tpunb-page tpunb-summary"><style>{STYLE}</style>{answer}{beside}{warnings}{evidence}'
         f'<div class="tpunb-tables">{"".join(map(html, tables))}</div>{how}</div>'
     )
 

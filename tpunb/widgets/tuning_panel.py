@@ -37,7 +37,7 @@ from tpunb.tuning.tuner import Tuner
 from tpunb.widgets import phase_view, tuning_view
 from tpunb.widgets.frontends import DisplayHandles, only_ipywidgets
 from tpunb.widgets.panel import Answer, Panel, Refused, asset, module, no_such, packed
-from tpunb.widgets.table import block
+from tpunb.widgets.table import STYLE, block
 from tpunb.widgets.tuning_view import TrialStart
 
 _ONE_AT_A_TIME = threading.Lock()  # two would slow each other down, and share random numbers
@@ -122,7 +122,7 @@ class TuningPanel(Panel):
     """A job and its tuning: controls in, ``value`` out. :func:`tuning_panel` documents the parameters."""
 
     _esm = packed(module("parts.js", "panel.js", "tuning_panel.js"))
-    _css = asset("explorer.css") + asset("tuning_panel.css")
+    _css = STYLE + asset("explorer.css") + asset("tuning_panel.css")
 
     phase = Int(None, allow_none=True, help="phase to tune; None for the beginning of the job").tag(sync=True)
     budget = Float(60.0, help="seconds of a tuning").tag(sync=True)

@@ -45,7 +45,7 @@ class Explorer extends Panel {
   build() {
     const frame = this.get("_frame");
     const id = (part) => `${this.name}-${part}`;
-    this.headline = make("p", { class: frame.accounts ? null : "tpunb-headline", role: "status" });
+    this.headline = make("p", { class: frame.answer ? "tpunb-quiet" : "tpunb-answer", role: "status" });
     this.busy = make("span", { class: "tpunb-busy", role: "status" });
     this.select = make("select", { id: id("method"), disabled: this.still,
       onchange: () => this.set("clustering", { method: this.select.value }) },
@@ -54,6 +54,7 @@ class Explorer extends Panel {
     const lines = frame.lines.map((line) => make("p", { class: "tpunb-line" }, line));
     const warnings = frame.warnings.map((line) => make("p", { class: "tpunb-warning", role: "note" }, line));
 
+    this.rates = make("div", { class: "tpunb-rates-place" });
     this.timeline = this.chart("Timeline");
     this.hosts = frame.hosts ? this.chart("Hosts") : null;
     this.accounts = frame.accounts ? new Accounts(this) : null;
@@ -65,7 +66,7 @@ class Explorer extends Panel {
     this.clear = button("Clear selection", "Clear the selected phase", () => this.pick(null), { disabled: true });
     const zoom = make("div", { class: "tpunb-zoom" }, make("span", {}, "Time range (s):"), this.from, "to", this.until,
       this.whole, this.clear,
-      make("span", { class: "tpunb-hint" }, this.still ? "" : "Turn the wheel or drag over the timeline to zoom, click to select a phase."));
+      make("span", {}, this.still ? "" : "Turn the wheel or drag to zoom; click a phase, an account or a mark."));
     this.runs = make("details", { ontoggle: () => this.listRuns() }, make("summary", {}, "Timeline table"), make("div"));
 
     this.graph = this.chart("Sweep curve");
@@ -76,31 +77,39 @@ class Explorer extends Panel {
     this.sliding = make("div", {}, make("div", { class: "tpunb-rail" }, this.slider),
       make("div", { class: "tpunb-value" }, this.label, this.output));
     this.numbers = make("details", { ontoggle: () => this.tabulate() }, make("summary", {}, "Curve table"), make("div"));
-    this.shares = this.chart("Coverage");
-    this.top = make("p", { class: "tpunb-top" });
+    this.top = make("p", { class: "tpunb-quiet" });
+    this.explained = make("p", { class: "tpunb-quiet" });
     this.table = make("div", { class: "tpunb-scroll" });
     this.facts = new PhaseFacts(this);
     this.second = frame.second ? new SecondRun(this) : null;
     this.buttons = new Buttons(this);
-    this.advice = make("section", { class: "tpunb-card tpunb-about", "aria-label": "Advice", hidden: true });
-    const found = make("details", { class: "tpunb-card tpunb-method", open: !frame.folded },
-      make("summary", {}, make("h4", {}, "How phases were found")),
-      frame.accounts ? this.headline : null, ...lines, pick,
+    this.advice = make("div");
+    const found = make("details", { class: "tpunb-method", open: !frame.folded },
+      make("summary", {}, make("h4", {}, "How phases were found")), pick, this.explained,
       make("section", { "aria-label": "Clustering" }, this.graph.host, this.sliding, this.numbers));
-    this.root.replaceChildren(make("div", { class: "tpunb-explorer", role: "region",
+    this.root.replaceChildren(make("div", { class: "tpunb-page tpunb-explorer", role: "region",
       onkeydown: (event) => event.stopPropagation(), // the notebook's own keys: its arrows fold headings
       "aria-label": `Explorer of phases${frame.name ? `: ${frame.name}` : ""}` },
       frame.pictures ? make("style", {}, `[data-tpunb="${frame.pictures}"]{display:none}`) : null,
-      make("header", {}, make("h3", {}, frame.name || "Phases of the run"), frame.accounts ? null : this.headline),
-      this.alert, this.accounts?.host ?? null, ...warnings, this.timeline.host, zoom, this.accounts?.details ?? null, this.runs, this.hosts?.host ?? null, this.advice,
-      make("section", { class: "tpunb-card tpunb-about", "aria-label": "Coverage and phases" }, make("h4", {}, "Phases"), this.top,
-        make("div", { class: "tpunb-columns tpunb-shares" }, this.shares.host, this.table)),
-      make("div", { class: "tpunb-two" }, this.facts.host, found), this.second?.host ?? null, this.buttons.host));
+      make("header", {}, make("h3", {}, frame.name || "Phases of the run"), frame.answer ? null : this.headline),
+      this.alert, frame.answer ? built(frame.answer) : null, ...warnings, this.rates, this.accounts?.host ?? null,
+      this.timeline.host, zoom, this.accounts?.details ?? null, this.runs, this.hosts?.host ?? null, this.advice,
+      make("section", { "aria-label": "Coverage and phases" }, make("h4", {}, "Phases"),
+        make("div", { class: "tpunb-sizes" }, frame.answer ? this.headline : null, this.top),
+        make("div", { class: "tpunb-two tpunb-shares" }, make("div", {}, this.table, this.facts.host), found)),
+      this.second?.host ?? null,
+      lines.length ? make("details", {}, make("summary", {}, make("h4", {}, "How this was measured")), ...lines) : null,
+      this.buttons.host));
   }
 
-  advise(table) {
-    this.advice.hidden = !table.rows.length;
-    this.advice.replaceChildren(make("h4", {}, table.caption), drawn(table));
+  advise(todo) { this.advice.replaceChildren(built(todo)); }
+
+  // Once: phases change no rates.
+  async rate() {
+    if (this.rated) return;
+    this.rated = true;
+    const { rates } = this.still ? { rates: this.get("_rates") } : await ask(this.model, "rates");
+    this.rates.replaceChildren(built(rates));
   }
 
   chart(label) {
@@ -120,8 +129,6 @@ class Explorer extends Panel {
     this.timeline.host.replaceChildren(sketched(frame, [low, high], steps.timeline));
     this.timeline.show(frame.timeline, { ...steps, ...tables }, { low, high, chosen: phase },
       { canvas: true, drawn: (view) => this.listen(view) });
-    this.shares.show(frame.coverage, { phases: this.get("_clusters").coverage },
-      { chosen: phase, top3: this.get("_clusters").top3 }, { drawn: (view) => this.clickable(view) });
     this.drawCurve();
     this.hosts?.show(frame.hosts);
     this.accounts?.start();
@@ -184,10 +191,11 @@ class Explorer extends Panel {
     canvas?.addEventListener("wheel", (event) => this.wheeled(event, view), { passive: false });
   }
 
-  clickable(view, meant = () => true) {
+  clickable(view, meant) {
     view.addEventListener("click", (_, item) => {
-      const phase = item?.datum?.phase;
-      if (meant() && phase !== undefined && phase !== null) this.pick(phase === this.get("phase") ? null : phase);
+      const { phase = null, account } = item?.datum ?? {};
+      if (meant() && account) this.accounts?.pick(account);
+      else if (meant() && phase !== null) this.pick(phase === this.get("phase") ? null : phase);
     });
   }
 
@@ -291,9 +299,7 @@ class Explorer extends Panel {
   }
 
   summed() {
-    const { top, top3 } = this.get("_clusters");
-    this.shares.put({ phases: this.get("_clusters").coverage }, { top3 });
-    this.top.replaceChildren(make("strong", {}, top), this.explained ??= make("span"));
+    this.top.textContent = this.get("_clusters").top;
     this.explained.setAttribute("aria-busy", "true");
     this.listPhases();
     this.rest();
@@ -305,8 +311,10 @@ class Explorer extends Panel {
     const more = every || this.still || !rest ? null
       : button(`Show ${number(rest)} more`, "List all phases", () => this.listAll(current));
     const focused = this.table.contains(document.activeElement) ? document.activeElement.value : null;
-    this.table.replaceChildren(drawn(every ?? table, { chosen: this.get("phase"), group: `${this.name}-phase`, more,
-      pick: (phase) => this.pick(phase) }));
+    const chosen = this.get("phase"), { host } = this.facts;
+    const options = { chosen, group: `${this.name}-phase`, more, pick: (phase) => this.pick(phase), card: host };
+    this.table.replaceChildren(drawn(every ?? table, options));
+    if (!this.table.contains(host)) this.table.after(host); // of a phase without a row
     if (focused !== null) (this.table.querySelector(`input[value="${focused}"]`) ?? this.table.querySelector("input"))?.focus();
   }
 
@@ -326,10 +334,9 @@ class Explorer extends Panel {
     const phase = this.get("phase");
     this.clear.disabled = phase === null;
     this.timeline.put({}, { chosen: phase });
-    this.shares.put({}, { chosen: phase });
     this.second?.choose(phase);
     this.listPhases();
-    const { coverage } = this.get("_clusters"), name = coverage.name[coverage.phase.indexOf(phase)] ?? `phase ${phase}`;
+    const { table } = this.get("_clusters"), name = table.rows[table.phases.indexOf(phase)]?.[0] ?? `phase ${phase}`;
     this.buttons.say(phase === null ? "no phase selected" : `${name} selected`);
     this.rest();
   }
@@ -343,7 +350,7 @@ class Explorer extends Panel {
 
   showExplained(text) {
     this.explained.removeAttribute("aria-busy");
-    this.explained.textContent = text ? `; ${text}` : "";
+    this.explained.textContent = text;
   }
 
   // ---- waiting
@@ -391,9 +398,9 @@ class Waiting extends Panel {
     super(model, root);
     const frame = this.get("_frame"), axis = this.get("_axis");
     const { timeline } = unpacked(JSON.parse(this.get("_clusters").tables), axis, frame.layout);
-    const text = make("p", { class: "tpunb-headline", role: "status" }, frame.pending);
+    const text = make("p", { class: "tpunb-answer", role: "status" }, frame.pending);
     this.on("change:error", () => { text.hidden = Boolean(this.get("error")); this.complain(this.get("error")); });
-    root.replaceChildren(make("div", { class: "tpunb-explorer", role: "region", "aria-busy": "true",
+    root.replaceChildren(make("div", { class: "tpunb-page tpunb-explorer", role: "region", "aria-busy": "true",
       "aria-label": `Explorer of phases${frame.name ? `: ${frame.name}` : ""}` },
       make("style", {}, `[data-tpunb="${frame.pictures}"]{display:none}`),
       make("header", {}, make("h3", {}, frame.name || "Phases of the run"), text), this.alert,

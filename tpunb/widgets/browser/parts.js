@@ -41,8 +41,8 @@ function sketched({ timeline, layout }, [low, high], { start, end, y, y2, shade 
 }
 
 // A table of the kernel; a list if it has one column. `pick` selects the phase of a row; `more` is the name of the last row.
-function drawn({ caption, columns, rows, left, colours, bars, phases }, options = {}) {
-  const { chosen = null, pick = null, group = "", more = null, marked = () => false, kind = "" } = options;
+function drawn({ caption, columns, rows, left, colours, bars, phases, hints }, options = {}) {
+  const { chosen = null, pick = null, group = "", more = null, marked = () => false, kind = "", card = null } = options;
   if (columns.length === 1) return make("ol", { "aria-label": caption }, rows.map(([text]) => {
     const [first, ...code] = text.split("\n");
     return make("li", {}, first, code.length ? pasted(code.join("\n")) : null);
@@ -55,19 +55,33 @@ function drawn({ caption, columns, rows, left, colours, bars, phases }, options 
     const shown = pick && phase !== null ? make("label", {}, radio(), chip, name) : [chip, pick && more ? more : name];
     return make("th", { scope: "row", class: side(0), title: text }, shown, below ? make("div", { class: "tpunb-where" }, below) : null);
   };
-  const bar = (i) => bars[i] === undefined ? null
-    : make("span", { class: "tpunb-bar", "aria-hidden": "true", style: `width:${36 * bars[i]}px` });
-  const row = (cells, i) => make("tr", { class: (pick && phases[i] === chosen) || marked(cells) ? "tpunb-chosen" : null }, first(cells, i),
-    cells.slice(1).map((text, at) => make("td", { class: side(at + 1) }, at === 0 ? bar(i) : null, text)));
+  const bar = (i) => make("span", { class: "tpunb-bar", "aria-hidden": "true" }, make("i", { style:
+      `margin-left:${100 * bars[i][0]}%;width:${100 * bars[i][1]}%${colours[i] ? `;background:${colours[i]}` : ""}` }));
+  const opened = phases.includes(chosen) ? phases.indexOf(chosen) : chosen === null ? phases.findIndex((phase) => phase >= 0) : -1;
+  const cell = (attributes, ...children) => make("td", attributes, children);
+  const row = (cells, i) => [make("tr", { class: (pick && phases[i] === chosen) || marked(cells) ? "tpunb-chosen" : null }, first(cells, i),
+    cells.slice(1).map((text, at) => cell({ class: side(at + 1) },
+      at === 0 && bars[i] !== undefined ? [bar(i), make("b", {}, text)] : text))),
+  card && i === opened ? make("tr", { class: "tpunb-open" }, cell({ colspan: columns.length }, card)) : null];
   return make("table", { class: `tpunb-phases ${kind}`, "aria-label": caption },
-    make("thead", {}, make("tr", {}, columns.map((name, at) => make("th", { scope: "col", class: side(at) }, name)))),
+    make("thead", {}, make("tr", {}, columns.map((name, at) =>
+      make("th", { scope: "col", class: side(at), title: hints[at] || null }, name)))),
     make("tbody", {}, rows.map(row)));
+}
+
+// A tree of the kernel: text, or a tag, its attributes and its children; what has text to copy copies it.
+function built(node) {
+  if (typeof node === "string") return node;
+  const [tag, attributes, ...children] = node, text = attributes["data-copy"];
+  const element = make(tag, attributes, children.map(built));
+  if (text !== undefined) element.addEventListener("click", () => copied(text).then(() => { element.textContent = "Copied"; }, () => {}));
+  return element;
 }
 
 // Code to paste, with a button that copies it.
 function pasted(code) {
-  const copy = button("Copy", "Copy this code", () => copied(code).then(() => { copy.textContent = "Copied"; }, () => {}));
-  return make("div", { class: "tpunb-paste" }, make("pre", {}, make("code", {}, code)), copy);
+  const look = { type: "button", class: "tpunb-copy", "data-copy": code, "aria-label": "Copy this code" };
+  return built(["div", { class: "tpunb-paste" }, ["pre", {}, ["code", {}, code]], ["button", look, "Copy"]]);
 }
 
 // Tables with their captions as headings.

@@ -3,7 +3,7 @@
 class PhaseFacts {
   constructor(explorer) {
     this.explorer = explorer;
-    this.host = make("section", { class: "tpunb-card tpunb-about", "aria-label": "Selected phase" });
+    this.host = make("section", { class: "tpunb-about", "aria-label": "Selected phase" });
     this.ops = make("div");
     this.reasons = make("div");
   }
@@ -21,6 +21,7 @@ class PhaseFacts {
       const reasons = await this.answer("reasons");
       if (passed()) return;
       this.explain(reasons);
+      await explorer.rate();
       await (explorer.accounts ? explorer.accounts.ask() : this.advise());
       await explorer.hint();
       await explorer.listRuns();
@@ -48,11 +49,13 @@ class PhaseFacts {
     return kept;
   }
 
-  show({ name, facts, ops }, longest) {
+  show({ name, large, facts, ops }, longest) {
+    const pair = ([key, value, base]) => make("div", {}, make("dt", {}, key), make("dd", {}, value, base ? make("span", {}, base) : null));
+    const first = large.map(([key]) => key);
     this.host.replaceChildren(make("h4", {}, longest ? `${name} (longest)` : name),
-      make("div", { class: "tpunb-columns" },
-        make("div", {}, make("dl", {}, facts.rows.map(([key, value]) => [make("dt", {}, key), make("dd", {}, value)]))),
-        this.ops, this.reasons));
+      make("dl", { class: "tpunb-large" }, large.map(pair)),
+      make("dl", { class: "tpunb-facts" }, facts.rows.filter(([key]) => !first.includes(key)).map(([key, value]) => pair([key, value]))),
+      this.ops, this.reasons);
     this.list(ops);
   }
 

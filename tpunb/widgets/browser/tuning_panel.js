@@ -30,7 +30,7 @@ class TuningPanel extends Panel {
     this.failed = make("p", { class: "tpunb-alert", role: "alert", hidden: true });
     this.notes = make("div");
     this.rejected = make("section", { class: "tpunb-card tpunb-about", "aria-label": "Rejected values" });
-    this.root.replaceChildren(make("div", { class: "tpunb-explorer tpunb-tuning", role: "region",
+    this.root.replaceChildren(make("div", { class: "tpunb-page tpunb-explorer tpunb-tuning", role: "region",
       onkeydown: (event) => event.stopPropagation(), // the notebook's own keys
       "aria-label": `Tuning of ${job}` },
       make("style", {}, `[data-tpunb="${pictures}"]{display:none}`),
