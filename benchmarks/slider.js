@@ -129,7 +129,7 @@
       let going = true, before = cut();
       const frame = () => {
         if (!going) return;
-        const bare = panel.coverage && drawn(place.querySelector(panel.coverage)) === 0;
+        const bare = panel.coverage && !place.querySelector(panel.coverage)?.clientHeight;
         const now = cut();
         told.frames += 1;
         told.cuts += now !== before;

@@ -15,7 +15,7 @@ each new clustering, even if page and kernel are busy; their median is printed.
 
 Then the mouse drags each slider over its whole length in 60 moves, to and fro. An animation frame is blank if the
 timeline is invisible, has no height, or less than half of its paint at rest (an SVG: no bar), or if the coverage is
-missing, has no height or no bar.
+missing or has no height.
 
 ``--quick`` takes 60 operations, 5 keys per slider and drags of 20 moves, and JupyterChart with DBSCAN only. The last
 line is one JSON object:
@@ -86,8 +86,8 @@ OURS = Panel(
     "input[type=range]",
     "canvas",
     ".tpunb-code",
-    '[aria-label^="Coverage"] svg',
-    '[aria-label^="Phases"]',
+    ".tpunb-phases .tpunb-bar",
+    '[aria-label^="Phases by"]',
 )
 
 

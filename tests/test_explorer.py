@@ -207,6 +207,23 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        (
+            "eps",
+            0.5,
+            "no setting .eps.; set one of method, min_samples, k, threshold, ops, phase, account",
+        ),
+        ("phase", "train", r"There is no phase 'train'; there are \['-1 \(outliers\)', '0 \(train\)'"),
+        ("time_range", 5, r"The time range must be \[from, to\] in seconds, from before to. Got 5 instead"),
+    ],
+)
+def test_a_wrong_use_is_answered_by_what_to_type(name, value, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        setattr(tp.explore(TOY), name, value)
+
+
 def test_a_refused_value_changes_nothing():
     view = tp.explore(TOY)
     before, found, heard = settings_of(view), view.value, values_of(view)

@@ -13,9 +13,16 @@ TOP = {"x": 0, "y": 0, "width": 1100, "height": 1150}
 
 
 def shown() -> str:
-    """Return a digest of what the pictures show of the sample: verdict, accounts, advice, phases, operations."""
+    """Return a digest of what the pictures show of the sample: answer, rates, accounts, advice, phases, operations."""
     state = tp.explore(tp.sample("slow_loader")).state
-    parts = (state.accounts(), state.clusters(), state.figures(state.shown_phase))
+    parts = (
+        state.answer,
+        state.rates,
+        state.spent,
+        state.accounts(),
+        state.clusters(),
+        state.figures(state.shown_phase),
+    )
     return sha256(json.dumps(parts, default=str, sort_keys=True).encode()).hexdigest()
 
 

@@ -12,12 +12,12 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 PANEL = """
 <div class="tpunb-explorer">
   <canvas width="200" height="40"></canvas>
-  <div aria-label="Coverage: toy"><svg width="20" height="20"><g class="mark-rect"><path d="M0,0h9v9"/></g></svg></div>
+  <div class="tpunb-phases"><div class="tpunb-bar" style="height: 8px"></div></div>
   <input type="range" min="0" max="9" value="0"><code class="tpunb-code">0</code>
-  <table aria-label="Phases: toy"></table>
+  <table aria-label="Phases by share"></table>
 </div>
 <script>
-  const [canvas, slider, code, bar] = ["canvas", "input", "code", "path"].map((one) => document.querySelector(one));
+  const [canvas, slider, code, bar] = ["canvas", "input", "code", ".tpunb-bar"].map((at) => document.querySelector(at));
   const context = canvas.getContext("2d");
   const paint = (shade) => {
     context.clearRect(0, 0, 200, 40);

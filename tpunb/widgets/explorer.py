@@ -40,6 +40,7 @@ from tpunb.widgets.table import safe
 _FAR = 1e9  # seconds from the start of a run: thirty years
 _CUSTOM = "own"  # name of a method of the user's
 _SLOW_S = 1.0  # of loading and grouping, from which on what is drawn is kept
+_PARAMETERS = ("min_samples", "k", "threshold", "ops")
 _LOOK = ("_frame", "_curve", "_axis", "_clusters", "clustering")  # the page's traits that phases decide
 
 
@@ -58,6 +59,10 @@ class _Parameter:
     def __set__(self, view: PhaseExplorer, value: Any) -> None:
         if value is not None or view._position(self._method) is not None:
             view._choose({"method": self._method, self._name: value})
+
+
+def _out_of_order(ends: object) -> Refused:
+    return Refused(f"The time range must be [from, to] in seconds, from before to. Got {ends!r} instead.")
 
 
 class PhaseExplorer(Panel, OfRun):
@@ -139,6 +144,16 @@ class PhaseExplorer(Panel, OfRun):
         super().__init__()
         if state is not None:
             self._show(state)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and name != "displays" and not hasattr(type(self), name):
+            settings = ", ".join(("method", *_PARAMETERS, "phase", "account", "time_range"))
+            raise Refused(f"The explorer has no setting {name!r}; set one of {settings}.")
+        if name == "phase" and isinstance(value, str):
+            raise no_such("phase", value, [f"{number} ({each})" for number, each in sorted(self.value.names.items())])
+        if name == "time_range" and not isinstance(value, list | tuple | None):
+            raise _out_of_order(value)
+        super().__setattr__(name, value)
 
     def _drawn_entry(self) -> Path | None:
         """Return where the cache keeps what is drawn of a run folder; None for other runs."""
@@ -357,7 +372,7 @@ class PhaseExplorer(Panel, OfRun):
             return None
         numbers = [end for end in ends if isinstance(end, int | float) and abs(end) <= _FAR]
         if len(ends) != 2 or len(numbers) != 2 or numbers[0] >= numbers[1]:
-            raise Refused(f"The time range must be [from, to] in seconds, from before to. Got {ends!r} instead.")
+            raise _out_of_order(ends)
         return [float(end) for end in ends]
 
     # What follows from them

@@ -19,6 +19,7 @@ from tpunb.analysis.verdict import Verdict, brief
 from tpunb.charts.accounts import account_rows
 from tpunb.frames import Phases, Steps
 from tpunb.text import count, duration, percent, plain, short, short_time
+from tpunb.widgets.table import safe
 
 Node = str | list[Any]
 """Text, or [tag, attributes, *children]."""
@@ -26,12 +27,9 @@ Node = str | list[Any]
 _PLACE = re.compile(r"(?P<text>.*?)[:,] mostly (?P<place>.*?)\.?", re.DOTALL)
 _ACTION = re.compile(r"(?P<text>.*?)(?:: `(?P<code>[^`]+)`)?", re.DOTALL)
 _CODE = re.compile(r"`([^`]+)`")
-_LETTER, _MARGIN, _BARS = (
-    7.5,
-    20,
-    (280, 560, 760, 1020),
-)  # points: of a label; bars whose parts have keys in narrower ones
-_TALL, _WIDE = 16, 96  # of a sparkline
+_LETTER, _MARGIN = 7.5, 20  # points: of a letter in the bar; beside a label
+_BARS = (280, 560, 760, 1020)  # widths of the bar, below which parts of page.css have keys
+_TALL, _WIDE = 16, 96  # points of a course
 
 
 def html(node: Node) -> str:
@@ -40,8 +38,6 @@ def html(node: Node) -> str:
     >>> html(["p", {"class": "a"}, "1 < 2", ["button", {"data-copy": "x"}, "Copy"], ["button", {}, "b"]])
     '<p class="a">1 &lt; 2<span>b</span></p>'
     """
-    from tpunb.widgets.table import safe
-
     if isinstance(node, str):
         return "\n".join(map(safe, node.split("\n")))
     tag, attributes, *children = node
@@ -138,7 +134,12 @@ def rates(phases: Phases, run: Goodput | None, found: Rates) -> Node:
     return [
         *("dl", {"class": "tpunb-rates", "aria-label": "Rates"}),
         *(
-            ["div", {}, ["dt", {}, name], ["dd", {}, text(value), _sparkline(curves[column].to_list())]]
+            [
+                "div",
+                {},
+                ["dt", {}, name + ", estimated" * (column in found.estimated)],
+                ["dd", {}, text(value), _sparkline(curves[column].to_list())],
+            ]
             for name, value, text, column in shown
             if value
         ),
