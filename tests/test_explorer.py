@@ -215,7 +215,7 @@ BAD = {
             0.5,
             "no setting .eps.; set one of method, min_samples, k, threshold, ops, phase, account",
         ),
-        ("phase", "train", r"There is no phase 'train'; there are \['-1 \(outliers\)', '0 \(train\)'"),
+        ("phase", "train", r"There is no phase 'train'; there are \['-1 \(outliers\)', '0 \(train \(fastest\)\)'"),
         ("time_range", 5, r"The time range must be \[from, to\] in seconds, from before to. Got 5 instead"),
     ],
 )

@@ -48,6 +48,13 @@ def test_the_answer_is_cause_line_remedy_code_and_saving():
     assert "`" not in face.html(shown)
 
 
+def test_what_comes_after_the_line_is_no_code():
+    judged = replace(ANSWER, observed="Tracing again took 1 s: mostly jit(<lambda>), for a new function, at a.py:3.")
+    shown = face.answer(judged, [], toy_steps("a"))
+    assert copied(shown)[0] == "jit(<lambda>)"
+    assert ", for a new function, at a.py:3" in texts(shown)
+
+
 def test_what_a_remedy_saved_when_it_was_tried_is_in_place_of_the_bound():
     tried = [{"cause": "T101", "action": ANSWER.action, "decision": "faster", "outcome": "saves 2 s (95 %: 1 to 3 s)"}]
     steps = replace(toy_steps("a"), metadata={"tried": json.dumps(tried)})

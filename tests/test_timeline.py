@@ -8,11 +8,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import tpunb as tp
 from tpunb import schema
 from tpunb.charts import render, timeline, timeline_rows
 from tpunb.charts.style import PHASE_COLOURS, colours
 from tpunb.charts.timeline import live_timeline
-from tpunb.charts.timeline_rows import SHADES, Timeline, layout
+from tpunb.charts.timeline_rows import PACE, SHADES, Timeline, layout
 from tpunb.frames import Phases, Steps
 from tpunb.testing import toy_steps
 
@@ -346,3 +347,16 @@ def test_live_and_still_pictures_are_one_drawing():
 def test_the_layout_describes_the_rows_for_the_page():
     assert {"slices", "lane", "top", "height"} <= set(layout(1))
     assert json.loads(json.dumps(layout(2))) == layout(2)
+
+
+def test_the_lane_of_accounts_has_their_colours_and_marks_name_saves_and_stalls():
+    phases = tp.phases(tp.sample("keras_cnn"))
+    segments = tp.goodput(phases).segments
+    axis = Timeline(phases.steps).axis({}, segments)
+    picture = render.svg(timeline(phases, segments))
+    for account in ("productive", "program startup", "profiler"):
+        assert [*schema.ACCOUNTS].index(account) in axis["accounts"]["code"]
+        assert schema.ACCOUNTS[account].colour.lower() in picture.lower()
+    assert {*axis["events"]["sign"]} == {"◆", "▼"}
+    assert [about for about in axis["events"]["about"] if about.endswith("CheckpointManager.save")]
+    assert max(axis["pace"]["height"]) <= PACE[1]

@@ -19,7 +19,7 @@ from tpunb.text import cut, duration, percent, plural
 _DETAILS = 3  # at most in a tooltip
 _ROOM = 0.06  # share of wall time, for a number in its part of the bar
 _LEAST = 0.005  # share of wall time of an account that is not in "other"
-_BRIGHT = 0.27  # relative luminance of a colour on which numbers are black
+_BRIGHT = 0.18  # relative luminance of a colour on which text is black, or white below: either has a contrast of 4.5
 
 
 def accounts(goodput: Goodput) -> LayerPicture:

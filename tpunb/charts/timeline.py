@@ -185,10 +185,11 @@ def _layers(
     lanes = pl.DataFrame({"top": top}).select(y=pl.col("top") + BELOW, y2=pl.col("top") + BELOW + THIN)
     band = alt.Chart(lanes).encode(x=alt.value(0), y=_y("y", hosts))
     names, colours = [*ACCOUNTS], [account.colour for account in ACCOUNTS.values()]
-    hue = alt.Color("code:O", scale=alt.Scale(domain=[*range(len(names))], range=colours), legend=None)
-    other = alt.ExprRef(f"hue !== null && {colours}[datum.code] !== hue ? 0.12 : 1")
+    hue = alt.Color("colour:N", scale=None)  # not that of the phases
+    other = alt.ExprRef("hue !== null && datum.colour !== hue ? 0.12 : 1")
     spent = table("accounts").transform_calculate(
         account=f"{names}[datum.code]",
+        colour=f"{colours}[datum.code]",
         about="datum.account",
         y=f"datum.lane * {LANE} + {ACCOUNTS_AT[0]}",
         y2=f"datum.y + {ACCOUNTS_AT[1]}",

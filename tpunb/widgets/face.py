@@ -24,7 +24,7 @@ from tpunb.widgets.table import safe
 Node = str | list[Any]
 """Text, or [tag, attributes, *children]."""
 
-_PLACE = re.compile(r"(?P<text>.*?)[:,] mostly (?P<place>.*?)\.?", re.DOTALL)
+_PLACE = re.compile(r"(?P<text>.*?)[:,] mostly (?P<place>.*?)(?P<rest>, for .*?)?\.?", re.DOTALL)
 _ACTION = re.compile(r"(?P<text>.*?)(?:: `(?P<code>[^`]+)`)?", re.DOTALL)
 _CODE = re.compile(r"`([^`]+)`")
 _LETTER, _MARGIN = 7.5, 20  # points: of a letter in the bar; beside a label
@@ -88,7 +88,7 @@ def todo(advice: pl.DataFrame, judged: Verdict | None) -> Node:
     return [
         "section",
         {"class": "tpunb-todo", "aria-label": "Advice"},
-        ["h4", {}, "What to do" if judged is None or judged.action is None else "What to do next"],
+        ["h4", {"aria-level": "2"}, "What to do" if judged is None or judged.action is None else "What to do next"],
         ["ol", {}, *items[:2]],
         *(rest if len(items) > 2 else []),
     ]
@@ -115,7 +115,7 @@ def spent(run: Goodput, advice: pl.DataFrame | None = None) -> Node:
     whole = f"{duration(run.wall_ps)}{f', mean of {run.hosts} hosts' if run.hosts > 1 else ''}"
     return [
         *("section", {"class": "tpunb-spent", "aria-label": "Where the time went"}),
-        ["h4", {}, "Where the time went ", ["span", {"class": "tpunb-base"}, whole]],
+        ["h4", {"aria-level": "2"}, "Where the time went ", ["span", {"class": "tpunb-base"}, whole]],
         ["div", {"class": "tpunb-parts", "role": "group", "aria-label": "Accounts"}, *parts],
         ["p", {"class": "tpunb-keys", "aria-hidden": "true"}, *keys],
     ]
@@ -172,21 +172,24 @@ def _tried(judged: Verdict, steps: Steps) -> str | None:
 
 def _answer(sentence: str) -> list[Node]:
     """Return what took the time, and below it the line of the program as code to copy."""
-    text, place = _divided(sentence)
-    large = ["p", {"class": "tpunb-answer"}, *_inline(f"{text}." * (not text.endswith(".")) or text)]
-    return [large] if place is None else [large, ["p", {}, "Mostly ", ["code", {}, place], copy(place)]]
+    text, place, rest = _divided(sentence)
+    look = {"class": "tpunb-answer", "role": "heading", "aria-level": "1"}
+    large = ["p", look, *_inline(f"{text}." * (not text.endswith(".")) or text)]
+    return [large] if place is None else [large, ["p", {}, "Mostly ", ["code", {}, place], copy(place), rest]]
 
 
 def _placed(sentence: str) -> list[Node]:
     """Return a sentence with its line of the program as code to copy."""
-    text, place = _divided(sentence)
-    return _inline(text) if place is None else [*_inline(f"{text}, mostly "), ["code", {}, place], copy(place)]
+    text, place, rest = _divided(sentence)
+    return _inline(text) if place is None else [*_inline(f"{text}, mostly "), ["code", {}, place], copy(place), rest]
 
 
-def _divided(sentence: str) -> tuple[str, str | None]:
-    """Return a sentence up to the line of the program that it ends with, and that line."""
+def _divided(sentence: str) -> tuple[str, str | None, str]:
+    """Return a sentence up to the line of the program that it names, that line, and what comes after it."""
     found = _PLACE.fullmatch(sentence)
-    return (sentence, None) if found is None else (found["text"], plain(found["place"]))
+    if found is None:
+        return sentence, None, ""
+    return found["text"], plain(found["place"]), plain(found["rest"] or "")
 
 
 def copy(text: str) -> Node:

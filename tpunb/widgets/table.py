@@ -57,7 +57,7 @@ class Table(TypedDict):
     """Whether a column is aligned on the left."""
     colours: list[str]
     """Colour beside the first cell of each row, of the first rows alone."""
-    bars: list[tuple[float, float]]
+    bars: list[list[float]]
     """Begin and length of a bar in the second cell of each row, 0 to 1."""
     phases: list[int]
     """Phase that each row selects on the panel, of the first rows alone."""
@@ -71,7 +71,7 @@ def table(
     rows: Iterable[Iterable[str]],
     *,
     colours: Sequence[str] = (),
-    bars: Sequence[tuple[float, float]] = (),
+    bars: Sequence[Sequence[float]] = (),
     phases: Sequence[int] = (),
 ) -> Table:
     """Return a table; its names are not trusted."""
@@ -82,7 +82,7 @@ def table(
         "rows": [["\n".join(map(plain, name.split("\n", below))), *map(plain, cells)] for name, *cells in rows],
         "left": [name in _LEFT for name in columns],
         "colours": [*colours],
-        "bars": [*bars],
+        "bars": [[*bar] for bar in bars],
         "phases": [*phases],
         "hints": [_HINTS.get(name, "") for name in columns],
     }

@@ -51,7 +51,7 @@ class Accounts {
     this.explorer.timeline.put({ marks }, { hue });
     this.details.hidden = !hue;
     if (!hue) return;
-    this.details.replaceChildren(make("h4", {}, heading), make("div", { class: "tpunb-columns tpunb-spent" },
+    this.details.replaceChildren(make("h4", { "aria-level": 2 }, heading), make("div", { class: "tpunb-columns tpunb-spent" },
       tables.map((each) => make("div", { class: "tpunb-scroll" }, drawn(each)))));
   }
 }

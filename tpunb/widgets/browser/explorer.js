@@ -85,7 +85,7 @@ class Explorer extends Panel {
     this.buttons = new Buttons(this);
     this.advice = make("div");
     const found = make("details", { class: "tpunb-method", open: !frame.folded },
-      make("summary", {}, make("h4", {}, "How phases were found")), pick, this.explained,
+      make("summary", {}, make("h4", { "aria-level": 2 }, "How phases were found")), pick, this.explained,
       make("section", { "aria-label": "Clustering" }, this.graph.host, this.sliding, this.numbers));
     this.root.replaceChildren(make("div", { class: "tpunb-page tpunb-explorer", role: "region",
       onkeydown: (event) => event.stopPropagation(), // the notebook's own keys: its arrows fold headings
@@ -94,11 +94,11 @@ class Explorer extends Panel {
       make("header", {}, make("h3", {}, frame.name || "Phases of the run"), frame.answer ? null : this.headline),
       this.alert, frame.answer ? built(frame.answer) : null, ...warnings, this.rates, this.accounts?.host ?? null,
       this.timeline.host, zoom, this.accounts?.details ?? null, this.runs, this.hosts?.host ?? null, this.advice,
-      make("section", { "aria-label": "Coverage and phases" }, make("h4", {}, "Phases"),
+      make("section", { "aria-label": "Coverage and phases" }, make("h4", { "aria-level": 2 }, "Phases"),
         make("div", { class: "tpunb-sizes" }, frame.answer ? this.headline : null, this.top),
         make("div", { class: "tpunb-two tpunb-shares" }, make("div", {}, this.table, this.facts.host), found)),
       this.second?.host ?? null,
-      lines.length ? make("details", {}, make("summary", {}, make("h4", {}, "How this was measured")), ...lines) : null,
+      lines.length ? make("details", {}, make("summary", {}, make("h4", { "aria-level": 2 }, "How this was measured")), ...lines) : null,
       this.buttons.host));
   }
 

@@ -85,7 +85,7 @@ function pasted(code) {
 }
 
 // Tables with their captions as headings.
-const titled = (tables, kind) => tables.flatMap((each) => [make("h5", {}, each.caption), drawn(each, { kind })]);
+const titled = (tables, kind) => tables.flatMap((each) => [make("h5", { "aria-level": 3 }, each.caption), drawn(each, { kind })]);
 
 // Keep a control where it is on the screen while it changes the height of what is above it; returns how to end that.
 function steady(control, around) {

@@ -52,7 +52,7 @@ class PhaseFacts {
   show({ name, large, facts, ops }, longest) {
     const pair = ([key, value, base]) => make("div", {}, make("dt", {}, key), make("dd", {}, value, base ? make("span", {}, base) : null));
     const first = large.map(([key]) => key);
-    this.host.replaceChildren(make("h4", {}, longest ? `${name} (longest)` : name),
+    this.host.replaceChildren(make("h4", { "aria-level": 2 }, longest ? `${name} (longest)` : name),
       make("dl", { class: "tpunb-large" }, large.map(pair)),
       make("dl", { class: "tpunb-facts" }, facts.rows.filter(([key]) => !first.includes(key)).map(([key, value]) => pair([key, value]))),
       this.ops, this.reasons);

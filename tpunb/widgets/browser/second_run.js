@@ -5,9 +5,9 @@ class SecondRun {
     this.explorer = explorer;
     this.allowed = false; // whether runs of different models may be compared
     this.host = make("section", { class: "tpunb-card tpunb-second", "aria-label": "Comparison" });
-    this.title = make("h4", {}, "Comparison");
+    this.title = make("h4", { "aria-level": 2 }, "Comparison");
     this.status = make("div", {}, make("p", { class: "tpunb-hint" }, "comparing …"));
-    this.run = make("h5", {});
+    this.run = make("h5", { "aria-level": 3 });
     this.timeline = explorer.chart("Timeline of the other run");
     this.ratios = explorer.chart("Step times by phase");
     this.body = make("div", { hidden: true });
