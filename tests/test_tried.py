@@ -352,6 +352,22 @@ def test_outcomes_in_words(changes, words):
     assert Tried(**{**asdict(_FASTER), **changes}).outcome == words
 
 
+@pytest.mark.parametrize(
+    ("after_s", "decision"),
+    [([11.0, 11.1], "not faster"), ([6.0, 15.0, 16.0, 5.0, 14.0, 15.0], "undecided"), ([7.0, 7.1, 6.9], "faster")],
+)
+def test_a_remedy_that_may_save_what_was_promised_is_not_refuted(after_s, decision):
+    class Program:
+        left = iter(after_s)
+
+        def run(self, change="", seconds=None):
+            return trials._Executions([next(self.left) if change else 10.0], [np.ones(1)])
+
+    row = {"trial": "no_collect", "id": "T303", "action": "x", "saves_ps": 3e12}
+    tried = trials._Trials(Program(), Program().run(), math.inf, None).of(row)
+    assert (tried.decision, tried.pairs) == (decision, len(after_s))
+
+
 def test_outputs_are_compared_bit_for_bit():
     ones = [np.ones(4, "float32")]
     near = [np.nextafter(ones[0], 2)]
