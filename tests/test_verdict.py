@@ -402,9 +402,9 @@ def test_of_lines_of_one_function_the_most_frequent_is_named():
         ({"a.py:3 in f ← step": 37, "a.py:2 in f": 3}, ""),  # the step itself
         (
             {"a.py:3 in f": 20, "a.py:2 in f": 15, "b.py:1 in g": 5},
-            ", of it 50 % at a.py:3 in f and 38 % at a.py:2 in f",
+            " Of that, 50 % at a.py:3 in f and 38 % at a.py:2 in f.",
         ),
-        ({"a.py:3 in f ← backward": 30, None: 7, "a.py:2 in f": 3}, ", of it 75 % at a.py:3 in f ← backward"),
+        ({"a.py:3 in f ← backward": 30, None: 7, "a.py:2 in f": 3}, " Of that, 75 % at a.py:3 in f ← backward."),
         ({None: 36, "a.py:3 in f": 4}, ""),  # while devices compute
         ({"a.py:3 in f": 2, "a.py:2 in f": 2}, ""),  # too few
     ],
@@ -414,7 +414,7 @@ def test_a_healthy_run_names_the_lines_that_take_its_steps(samples, words):
     places = [place for place, number in samples.items() for _ in range(number)]
     phases = with_samples(accounted(wall_s=42), *enumerate(places))
     found = verdict(phases).sentence
-    assert found == f"Healthy: 40.0 s of 42.0 s (95 % of run time) is productive training{words}."
+    assert found == f"Healthy: 40.0 s of 42.0 s (95 % of run time) is productive training.{words}"
 
 
 def test_what_a_run_pays_once_has_its_line():

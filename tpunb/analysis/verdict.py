@@ -125,22 +125,22 @@ def _in_words(row: dict[str, Any]) -> str:
     return f"{row['sentence']} {action[0].upper()}{action[1:]}: saves up to {duration(row['saves_ps'])}."
 
 
-def _busiest(run: Goodput) -> str:
+def _busiest(run: Goodput) -> list[str]:
     """Return the lines that take most of the steps, each a tenth of the run at least, in words."""
     places, share = run.places.filter(account="productive"), pl.col("share")
     if places["samples"].sum() < FEWEST_SAMPLES:
-        return ""
+        return []
     # a line that is nearly all of them is the step itself
     named = places.drop_nulls("place").filter(share * run.ratio >= NAMED_SHARE, share <= 1 - NAMED_SHARE).head(PLACES)
     lines = [f"{percent(share)} at {cut(plain(place), 80)}" for place, share in named.select("place", "share").rows()]
-    return f", of it {' and '.join(lines)}" if lines else ""
+    return [f"Of that, {' and '.join(lines)}."] if lines else []
 
 
 def _healthy(run: Goodput) -> tuple[list[str], bool]:
     """Return how much of a run without a single waste is productive, and whether that is half, startup apart."""
     apart_ps = sum(run.time_ps(name) for name in _APART)
     healthy = run.time_ps("productive") >= _LEAST_PRODUCTIVE * (run.wall_ps - apart_ps)
-    parts = [f"{_HEALTHY * healthy}{took(run, run.time_ps('productive'))} is productive training{_busiest(run)}."]
+    parts = [f"{_HEALTHY * healthy}{took(run, run.time_ps('productive'))} is productive training.", *_busiest(run)]
     shares = totals(run).filter(pl.col("share") >= NAMED_SHARE)["account"].cast(pl.String)
     others = others_used(run)
     for name in shares:
