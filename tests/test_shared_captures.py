@@ -137,7 +137,7 @@ def test_each_module_of_one_forward_pass_is_a_step(captures):
     assert steps.frame.equals(tp.steps(profile, by="module").frame)
     whole = steps_of(profile, "whole")
     assert [round(ps / 1e9, 2) for ps in steps.frame.select("dur_ps", "idle_ps").row(0)] == [66.98, 0.05]
-    assert tp.advise(tp.phases(steps)).is_empty()
+    assert tp.advise(tp.phases(steps))["rule"].to_list() == ["collectives", "formatting"]  # 5 and 2 % of step time
     assert steps.frame["kind"].to_list() == [
         *("jit_step_fun", "jit__select_from_array_fn", "jit_compute_logits_func", "jit_sample")
     ]

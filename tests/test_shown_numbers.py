@@ -78,7 +78,7 @@ def test_the_numbers_of_advice_are_those_of_the_frames(name):
             assert shown == [f"{100 * waits.sum() / full['dur_ps'].sum():.3g}"]
         elif row["rule"] == "idle":
             assert float(shown[0]) <= 100 * full["idle_ps"].sum() / full["dur_ps"].sum() + 0.05
-            assert float(shown[0]) > 10
+            assert float(shown[0]) >= 2
         elif row["rule"] == "compile":
             firsts = steps.frame.filter(pl.int_range(pl.len()).over("kind") == 0)
             firsts = firsts.join(rows, on=["host", "step"], how="semi")

@@ -400,11 +400,12 @@ def test_of_lines_of_one_function_the_most_frequent_is_named():
     ("samples", "words"),
     [
         ({"a.py:3 in f ← step": 37, "a.py:2 in f": 3}, ""),  # the step itself
+        ({"a.py:3 in f": 24, "a.py:2 in f": 16}, " Of that, 60 % at a.py:3 in f and 40 % at a.py:2 in f."),
         (
-            {"a.py:3 in f": 20, "a.py:2 in f": 15, "b.py:1 in g": 5},
-            " Of that, 50 % at a.py:3 in f and 38 % at a.py:2 in f.",
+            {"a.py:3 in f": 16, "a.py:2 in f": 8, "b.py:1 in g": 12},
+            " Of that, 67 % around a.py:3 in f and 33 % at b.py:1 in g.",
         ),
-        ({"a.py:3 in f ← backward": 30, None: 7, "a.py:2 in f": 3}, " Of that, 75 % at a.py:3 in f ← backward."),
+        ({"a.py:3 in f ← backward": 30, None: 10}, " Of that, 75 % at a.py:3 in f ← backward."),
         ({None: 36, "a.py:3 in f": 4}, ""),  # while devices compute
         ({"a.py:3 in f": 2, "a.py:2 in f": 2}, ""),  # too few
     ],

@@ -21,7 +21,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution
 from numbers import Integral, Real
 from pathlib import Path
 from reprlib import Repr
@@ -79,8 +78,10 @@ def install(extra: str) -> str:
     if (root := Path(__file__).parents[1]).joinpath("pyproject.toml").is_file():
         return f"pip install -e '{root}[{extra}]'"
     origin = ""
-    with suppress(PackageNotFoundError, KeyError, ValueError):  # PEP 610
-        facts = json.loads(distribution("tpunb").read_text("direct_url.json") or "{}")
+    from importlib import metadata
+
+    with suppress(metadata.PackageNotFoundError, KeyError, ValueError):  # PEP 610
+        facts = json.loads(metadata.distribution("tpunb").read_text("direct_url.json") or "{}")
         vcs = facts.get("vcs_info")
         origin = f" @ {vcs['vcs']}+{facts['url']}@{vcs['commit_id']}" if vcs else f" @ {facts['url']}"
     return f"pip install 'tpunb[{extra}]{origin}'"

@@ -131,7 +131,7 @@ def test_the_line_changes_in_place_while_the_cell_runs_and_gives_way_to_the_pane
     page.get_by_role("region", name="Explorer of phases: live").wait_for(timeout=120_000)
     idle(page, timeout_s=60)
     assert line.count() == 0
-    assert page.locator(".jp-OutputArea-output b:not(.tpunb-list > b)").count() == 0  # nor in the panel
+    assert page.locator(".jp-OutputArea-output b:not(.tpunb-list > b, td > b)").count() == 0  # nor in the panel
     page.locator(".jp-Notebook").screenshot(path=shots / "live-after.png")
     save(page)
     saved = jupyter.saved("live.ipynb").cells[1].outputs

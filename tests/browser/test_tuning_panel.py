@@ -67,7 +67,7 @@ def eight(space):
 def beginning(full):  # and the rest
     return [int(step >= 12) for step in full.frame["step"]]
 
-phases = tp.phases(tp.steps(tp.sample("keras_transformer")), beginning)
+phases = tp.phases(tp.steps(tp.sample("slow_loader")), beginning)
 limits = Budget(3000, trials=2)
 panel = tp.tuning_panel(tp.tuning.Job(build), phases, "saved", search=eight, budget=limits, folder="trials")
 panel"""

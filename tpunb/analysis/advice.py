@@ -29,7 +29,11 @@ from tpunb.schema import ACCOUNTS, PEERS
 from tpunb.text import cut, duration, percent, plain, short, short_time
 
 _COUNTED = 0.9  # share of busy time with known FLOPs below which utilisation is a lower bound
-PLACES = 2  # that are named, and are together most of an account
+PLACES = 2
+"""Places that are named, and are together most of an account."""
+_FUNCTION = pl.col("place").str.extract(r"^(.+:\d+ in [^ ]+)", 1).str.replace(r":\d+", "")
+FUNCTION_OF = _FUNCTION.fill_null(pl.col("place"))
+"""File and function of a place."""
 _ONCE = ("preparation", "program startup", "checkpoint restore", "data loading", PEERS)  # also beside the training
 _LATE = ("long startup", "preparation", "crowded steps")  # causes of what is paid once, or no fault of the program
 _PARTLY = {remedy.action for each in CAUSES for remedy in each.remedies if remedy.is_part}  # tried: the rest may help
@@ -361,10 +365,9 @@ def _is_around(run: Goodput, place: str) -> bool:
 def _sampled_places(run: Goodput, account: str, most: int = 1) -> list[str]:
     """Return the places of most samples in an account, the most frequent line of each of `most` functions at most."""
     # none while devices compute, nor in steps slower than usual: their samples show where all steps are
-    function = pl.col("place").str.extract(r"^(.+:\d+ in [^ ]+)", 1).str.replace(r":\d+", "")
     places = run.places.filter(account=account).drop_nulls("place")
     places = places.with_columns(share=pl.col("samples") / pl.col("samples").sum())
-    by_function = places.group_by(function.fill_null(pl.col("place")).alias("of"), maintain_order=True)
+    by_function = places.group_by(FUNCTION_OF.alias("of"), maintain_order=True)
     functions = by_function.agg(pl.col("share").sum(), pl.col("place").first()).sort("share", descending=True)
     found = functions.head(1 + int((functions["share"].cum_sum() <= 0.5).sum()))
     is_named = places["samples"].sum() >= FEWEST_SAMPLES and account != "step time deviation"

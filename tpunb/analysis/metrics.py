@@ -13,7 +13,7 @@ from tpunb.analysis.causes import LISTED_SHARE, NAMED_SHARE
 from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
 from tpunb.analysis.roofline import Roofline, device_of
 from tpunb.analysis.run import Run, loaded, steps
-from tpunb.analysis.time_line import EACH, OTHERS, VALIDATING, acts
+from tpunb.analysis.time_line import EACH, FEWEST_SAMPLES, OTHERS, VALIDATING, acts
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
@@ -542,10 +542,13 @@ def _eager(steps: Steps) -> str | None:
         return steps.metadata.get("eager") or "JAX"
     ops = full.ops.filter(pl.col("op").cast(pl.String).str.contains(_OF_PYTORCH), pl.col("count") > 0)
     each = (pl.col("self_ps") / pl.col("count")).min()  # in the step that other programs held up least
-    ops = ops.group_by("op").agg(pl.col("count", "self_ps").sum(), each=each)
+    ops = ops.group_by("op").agg(pl.col("count", "self_ps", "total_ps").sum(), each=each)
+    # an operation that takes as much in one call loops itself, such as that of a recurrent layer
+    whole = (ops["total_ps"] / ops["count"]).max() or 0.0
     small_ps = ops.filter(pl.col("each") < _SMALL_PS)["self_ps"].sum()
     gradients = full.ops.filter(pl.col("op") == _GRADIENT)["count"].sum()
     many = ops["count"].sum() >= _MANY_OPS * gradients > 0 and not steps.devices.height
+    many &= float(whole) * len(full) < NAMED_SHARE * float(ops["self_ps"].sum())  # type: ignore[arg-type]
     return "PyTorch" if many and float(small_ps) > _SMALL_SHARE * float(ops["self_ps"].sum()) else None
 
 
@@ -576,7 +579,10 @@ def _frozen(run: Goodput, steps: Steps) -> tuple[str | None, int]:
     samples = (steps.wall or WallClock(0)).samples.sort("start_ps")
     samples = samples.join_asof(order, on="start_ps", by="host", check_sortedness=False).filter(account="productive")
     each_ps = run.time_ps("productive") * run.hosts / max(samples.height, 1)
-    lines = samples.drop_nulls("model").group_by("model").agg(time_ps=pl.len() * each_ps)
+    lines = samples.drop_nulls("model").group_by("model").agg(n=pl.len(), time_ps=pl.len() * each_ps)
+    if lines.filter(pl.col("n") >= FEWEST_SAMPLES).height < 2:  # the model that trains is called, too
+        return None, 0
+    lines = lines.drop("n")
     most = lines.filter(pl.col("time_ps") > gradients_ps).sort("time_ps", "model", descending=True).head(1).rows()
     return (most[0][0], round(most[0][1]) // run.hosts) if most and gradients_ps else (None, 0)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from tpunb.analysis.advice import PLACES, candidates, is_once, mostly, took
+from tpunb.analysis.advice import FUNCTION_OF, PLACES, candidates, is_once, mostly, took
 from tpunb.analysis.causes import NAMED_SHARE
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
 from tpunb.analysis.time_line import FEWEST_SAMPLES
@@ -126,13 +126,22 @@ def _in_words(row: dict[str, Any]) -> str:
 
 
 def _busiest(run: Goodput) -> list[str]:
-    """Return the lines that take most of the steps, each a tenth of the run at least, in words."""
-    places, share = run.places.filter(account="productive"), pl.col("share")
+    """Return the functions that take most of the steps, a tenth of the run each at least; of a single one its lines."""
+    places = run.places.filter(account="productive")
     if places["samples"].sum() < FEWEST_SAMPLES:
         return []
-    # a line that is nearly all of them is the step itself
-    named = places.drop_nulls("place").filter(share * run.ratio >= NAMED_SHARE, share <= 1 - NAMED_SHARE).head(PLACES)
-    lines = [f"{percent(share)} at {cut(plain(place), 80)}" for place, share in named.select("place", "share").rows()]
+    placed = places.drop_nulls("place").with_columns(of=FUNCTION_OF)
+    functions = placed.group_by("of", maintain_order=True).agg(
+        pl.col("share").sum(), pl.col("place").first(), n=pl.len()
+    )
+    functions = functions.sort("share", descending=True, maintain_order=True)
+    single = (functions["share"] > 1 - NAMED_SHARE).any()  # then a line that is nearly all is the step itself
+    rows = placed.with_columns(n=1) if single else functions
+    rows = rows.filter(pl.col("share") * run.ratio >= NAMED_SHARE, pl.col("share") <= 1 - NAMED_SHARE).head(PLACES)
+    lines = [
+        f"{percent(share)} {'at' if n == 1 else 'around'} {cut(plain(place), 80)}"
+        for share, place, n in rows.select("share", "place", "n").rows()
+    ]
     return [f"Of that, {' and '.join(lines)}."] if lines else []
 
 

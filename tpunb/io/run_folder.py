@@ -272,7 +272,7 @@ def keep_refuted(run: Path, earlier: Iterable[Path]) -> None:
 def tried(folder: Path) -> list[dict[str, Any]]:
     """Return the remedies that were tried on a run, as they were written; of a damaged file none."""
     with suppress(OSError, ValueError, RecursionError):
-        found = json.loads((folder / TRIED).read_text())
+        found = json.loads(read_file(folder / TRIED))
         return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
     return []
 

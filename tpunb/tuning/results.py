@@ -261,7 +261,7 @@ class Tried:
         if self.before_s is None or self.after_s is None:
             return f"failed: {self.note}"
         saved_s = self.before_s - self.after_s
-        of = f"{_seconds(saved_s)} of {_seconds(self.before_s)}{' a step' * (self.unit == 'step')}"
+        of = f"{_seconds(saved_s)} of {_seconds(self.before_s)}{'' if self.unit == 'run' else f' a {self.unit}'}"
         ends = "" if self.low_s is None else f" (95 %: {_seconds(self.low_s)} to {_seconds(self.high_s or 0)})"
         promised = "" if self.promised_s is None else f", {_seconds(self.promised_s)} promised"
         more = "; a larger budget decides" * (self.pairs < MOST_PAIRS)

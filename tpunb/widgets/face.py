@@ -18,7 +18,7 @@ from tpunb.analysis.rates import Rates, rate_curves
 from tpunb.analysis.verdict import Verdict, brief
 from tpunb.charts.accounts import account_rows
 from tpunb.frames import Phases, Steps
-from tpunb.text import count, duration, percent, plain, short, short_time
+from tpunb.text import count, duration, percent, plain, plural, short, short_time
 from tpunb.widgets.table import safe
 
 Node = str | list[Any]
@@ -112,10 +112,15 @@ def spent(run: Goodput, advice: pl.DataFrame | None = None) -> Node:
         chip = ["span", {"class": f"tpunb-chip{unknown}", "style": f"background-color:{colour}"}]
         for_bars = next((f"tpunb-below-{most}" for most in _BARS if wide <= most), "")
         keys.append(["span", {"class": for_bars}, chip, label])
-    whole = f"{duration(run.wall_ps)}{f', mean of {run.hosts} hosts' if run.hosts > 1 else ''}"
+    hosts = f" on each of {plural(run.hosts, 'host')}" if run.hosts > 1 else ""
     return [
         *("section", {"class": "tpunb-spent", "aria-label": "Where the time went"}),
-        ["h4", {"aria-level": "2"}, "Where the time went ", ["span", {"class": "tpunb-base"}, whole]],
+        [
+            "h4",
+            {"aria-level": "2"},
+            "Where the time went ",
+            ["span", {"class": "tpunb-base"}, f"{duration(run.wall_ps)}{hosts}"],
+        ],
         ["div", {"class": "tpunb-parts", "role": "group", "aria-label": "Accounts"}, *parts],
         ["p", {"class": "tpunb-keys", "aria-hidden": "true"}, *keys],
     ]

@@ -15,6 +15,7 @@ from tpunb.analysis.advice import advise_phases
 from tpunb.analysis.goodput import Goodput, busy, goodput, totals
 from tpunb.analysis.representatives import representative
 from tpunb.analysis.roofline import device_of, roofline
+from tpunb.analysis.time_line import VALIDATING
 from tpunb.analysis.verdict import verdict
 from tpunb.charts.accounts import folded
 from tpunb.charts.timeline_rows import Timeline
@@ -183,7 +184,7 @@ _LEAST_WAIT = 0.1  # of step time, that is a bottleneck
 def _large(phases: Phases, number: int) -> list[list[str]]:
     """Return name, value and base of what is first of a phase: its share, its step time, its bottleneck."""
     row = phases.frame.row(by_predicate=pl.col("phase") == number, named=True)
-    waits = [(row["input"], "waiting for input"), (row["idle"], "idle device")]
+    waits = [(row["input"], VALIDATING), (row["idle"], "idle device")]
     share, name = max(((share, name) for share, name in waits if share is not None), default=(None, ""))
     base = "" if share is None or share < _LEAST_WAIT else f"{percent(share, None)} of step time"
     return [
