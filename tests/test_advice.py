@@ -562,12 +562,12 @@ def with_facts(rule, phases):
     return phases
 
 
-def with_frozen_model(phases, *, gradients_s=10, backward=4):
-    """Phases with 30 s in a call of a model, half of whose operations have `backward` / 4 gradients."""
+def with_frozen_model(phases, *, gradients_s=10, backward=4, trains="a.py:4 in g"):
+    """Phases with 30 s in a call of a model, half of whose operations have `backward` / 4 gradients; one `trains`."""
     times = [("aten::addmm", 4), ("AddmmBackward0", backward)]
     ops = [("toy", step, op, "host", None, count, S, S) for step in range(10) for op, count in times]
     rows = [("toy", at * S, "a.py:9 in f", False, False, False, False, "a.py:3 in g") for at in range(30)]
-    rows += [("toy", at * S, "a.py:4 in g", False, False, False) for at in range(30, 40)]
+    rows += [("toy", at * S, "a.py:8 in f", False, False, False, False, trains) for at in range(30, 40)]
     gradients = {"host": "toy", "event": "gradient", "start_ps": 0, "end_ps": gradients_s * S, "count": 1}
     steps = replace(
         phases.steps,
@@ -600,6 +600,7 @@ def test_a_cache_of_programs_that_is_set_is_not_advised(cache, advised, setting)
 def test_a_model_is_named_frozen_only_if_it_takes_no_gradients_and_longer_than_these():
     assert "frozen model" not in of_run(with_frozen_model(accounted(), gradients_s=35))
     assert "frozen model" not in of_run(with_frozen_model(accounted(), backward=8))
+    assert "frozen model" not in of_run(with_frozen_model(accounted(), trains="a.py:3 in g"))  # the only one
 
 
 def test_state_in_double_precision_is_known_from_what_functions_take():

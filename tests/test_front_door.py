@@ -142,12 +142,14 @@ def test_a_missing_package_of_the_base_names_what_reads_or_shows_runs():
     ],
 )
 def test_an_extra_is_installed_from_where_the_package_is_from(facts, command, monkeypatch, tmp_path):
+    from importlib import metadata
+
     from tpunb import errors
 
     assert errors.install("lab") == f"pip install -e '{ROOT}[lab]'"
     monkeypatch.setattr(errors, "__file__", str(tmp_path / "tpunb" / "errors.py"))
     file = SimpleNamespace(read_text=lambda name: facts and json.dumps(facts))
-    monkeypatch.setattr(errors, "distribution", lambda name: file)
+    monkeypatch.setattr(metadata, "distribution", lambda name: file)
     assert errors.install("lab") == command
 
 

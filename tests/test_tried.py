@@ -92,8 +92,8 @@ def test_rows_of_tensors_are_read_at_once(changed):
 
 def test_settings_of_pytorch(changed):
     torch = pytest.importorskip("torch")
-    threads = torch.get_num_threads()
     changed("ALL_THREADS")
+    threads = torch.get_num_threads()
     changed("NO_ANOMALY_DETECTION")
     torch.set_num_threads(threads + 1)
     torch.autograd.set_detect_anomaly(True)
