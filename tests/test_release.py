@@ -1,4 +1,4 @@
-"""What a release holds: light for whoever records, small, of one version, tried in a bare environment."""
+"""What a release is: light for whoever records, small, of one version, tried in a bare environment."""
 
 import json
 import runpy

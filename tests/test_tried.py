@@ -422,6 +422,22 @@ def test_a_remedy_of_which_a_part_saved_nothing_is_advised_still(run):
     assert any(remedy.is_part for remedy in tp.analysis.cause("T203").remedies)
 
 
+@pytest.mark.live
+def test_a_run_ends_beside_a_folder_whose_command_is_a_pipe(tmp_path):
+    pytest.importorskip("torch")
+    program = """import torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(9):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()"""
+    (tmp_path / "other").mkdir()
+    os.mkfifo(tmp_path / "other" / "command.json")
+    command = [sys.executable, "-m", "tpunb", "run", "-o", "run", "--", sys.executable, "-c", program]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=300, capture_output=True)
+    assert (tmp_path / "run" / "command.json").is_file()
+
+
 def test_a_remedy_that_was_refuted_is_not_advised_in_later_runs_of_the_program(run):
     action = tries(run, decision="not faster")
     later, last = (run.with_name(f"{run.name}-{name}") for name in ("later", "last"))

@@ -184,7 +184,11 @@ def _run_blocked(words: list[str], variables: Mapping[str, str], mask: Iterable[
             program, run = json.dumps({"command": command, "folder": str(Path.cwd())}).encode(), Path(folder)
             if run.is_dir():
                 (run / COMMAND).write_bytes(program)
-                same = [path.parent for path in run.parent.glob(f"*/{COMMAND}") if path.read_bytes() == program]
+                same = [
+                    path.parent
+                    for path in run.parent.glob(f"*/{COMMAND}")
+                    if path.is_file() and path.read_bytes() == program
+                ]
                 keep_refuted(run, (path for path in same if path != run))
         if not options.quiet and rank in ("", "0"):
             form = str if "://" in folder else Path

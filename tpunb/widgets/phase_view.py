@@ -12,6 +12,7 @@ import polars as pl
 from tpunb import charts
 from tpunb.analysis import distinguishing_ops
 from tpunb.analysis.advice import advise_phases
+from tpunb.analysis.causes import NAMED_SHARE
 from tpunb.analysis.goodput import Goodput, busy, goodput, totals
 from tpunb.analysis.representatives import representative
 from tpunb.analysis.roofline import device_of, roofline
@@ -178,15 +179,12 @@ def _explained(phases: Phases) -> str:
     return "" if value is None else f"Explained variance {value:.2f} (1: identical steps in each phase)"
 
 
-_LEAST_WAIT = 0.1  # of step time, that is a bottleneck
-
-
 def _large(phases: Phases, number: int) -> list[list[str]]:
     """Return name, value and base of what is first of a phase: its share, its step time, its bottleneck."""
     row = phases.frame.row(by_predicate=pl.col("phase") == number, named=True)
     waits = [(row["input"], VALIDATING), (row["idle"], "idle device")]
     share, name = max(((share, name) for share, name in waits if share is not None), default=(None, ""))
-    base = "" if share is None or share < _LEAST_WAIT else f"{percent(share, None)} of step time"
+    base = "" if share is None or share < NAMED_SHARE else f"{percent(share, None)} of step time"
     return [
         ["Share", percent(row["share"], 1), OF_STEPS],
         ["Step", "–" if row["step_ps"] is None else short_time(row["step_ps"]), "median"],
