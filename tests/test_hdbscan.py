@@ -43,7 +43,7 @@ def part(steps, keep):
         ("", []),
     ],
 )
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::pytest.PytestUnraisableExceptionWarning")  # of what other tests left
 def test_finds_the_letters(pattern, expected):
     found = HDBSCAN().fit(toy_steps(pattern))
     assert found.labels == expected

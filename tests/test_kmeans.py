@@ -48,7 +48,7 @@ def run():
         ("", []),
     ],
 )
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::pytest.PytestUnraisableExceptionWarning")  # of what other tests left
 def test_finds_the_letters(method, pattern, expected):
     assert method(toy_steps(pattern)) == expected
 
@@ -96,7 +96,7 @@ def test_a_k_beyond_the_sweep_is_searched_for_by_itself():
     assert labels.sweeps["k"]["sse"][0] == pytest.approx(KMeans(k=7)(steps).sweeps["k"]["sse"][0], rel=0.1)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::pytest.PytestUnraisableExceptionWarning")  # of what other tests left
 def test_no_more_phases_than_steps_that_differ():
     assert KMeans(k=5)(toy_steps("aabb")) == [0, 0, 1, 1]
 

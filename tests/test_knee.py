@@ -43,7 +43,7 @@ def test_a_knee_at_0_is_a_knee():
         [1, 1, 1, 1, 1, 0],
     ],
 )
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::pytest.PytestUnraisableExceptionWarning")  # of what other tests left
 def test_no_knee_is_none_without_a_warning(y):
     assert knee(range(len(y)), y) is None
 

@@ -30,7 +30,7 @@ def saved(table, folder, name="job.parquet"):
     return path
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::pytest.PytestUnraisableExceptionWarning")  # of what other tests left
 @pytest.mark.parametrize("name", ["job.parquet", "job.csv", "job.csv.gz"])
 def test_a_table_is_a_profile_of_a_host_for_each_rank(table, tmp_path, name):
     profile = tp.load(saved(table, tmp_path, name))
