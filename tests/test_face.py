@@ -34,7 +34,7 @@ def copied(node):
 ANSWER = Verdict(
     "", "data loading", "give it `workers`: `DataLoader(num_workers=2)`", 2 * 10**12, cause="T101",
     observed="Waiting took 2.0 s of 3.0 s (67 % of run time): mostly train.py:4 in load ← time.sleep.",
-    notes=("The profiler took 1 s.",),
+    notes=("The profiler took 1 s.",), place="train.py:4 in load ← time.sleep",
 )  # fmt: skip
 
 
@@ -49,10 +49,11 @@ def test_the_answer_is_cause_line_remedy_code_and_saving():
 
 
 def test_what_comes_after_the_line_is_no_code():
-    judged = replace(ANSWER, observed="Tracing again took 1 s: mostly jit(<lambda>), for a new function, at a.py:3.")
-    shown = face.answer(judged, [], toy_steps("a"))
-    assert copied(shown)[0] == "jit(<lambda>)"
-    assert ", for a new function, at a.py:3" in texts(shown)
+    observed = "Tracing again took 1 s: mostly jit(<lambda>), for a new function, at a.py:3, twice."
+    shown = face.answer(replace(ANSWER, observed=observed, place="a.py:3"), [], toy_steps("a"))
+    assert texts(shown)[:3] == ["Tracing again took 1 s: mostly jit(<lambda>), for a new function.", "At ", "a.py:3"]
+    assert copied(shown)[0] == "a.py:3"
+    assert ", twice" in texts(shown)
 
 
 def test_what_a_remedy_saved_when_it_was_tried_is_in_place_of_the_bound():
@@ -64,8 +65,11 @@ def test_what_a_remedy_saved_when_it_was_tried_is_in_place_of_the_bound():
 
 
 def test_the_next_two_are_listed_and_the_others_folded():
-    rows = [(3 * 10**12, ANSWER.observed, ANSWER.action), *((10**12, f"Cause {at}.", f"act {at}") for at in range(4))]
-    advice = pl.DataFrame(rows, schema=["saves_ps", "observed", "action"], orient="row")
+    rows = [
+        (3 * 10**12, ANSWER.observed, ANSWER.place, ANSWER.action),
+        *((10**12, f"Cause {at}.", None, f"act {at}") for at in range(4)),
+    ]
+    advice = pl.DataFrame(rows, schema=["saves_ps", "observed", "place", "action"], orient="row")
     shown = face.todo(advice, ANSWER)
     assert re.findall(r"Cause \d|\d more|next", "".join(texts(shown))) == [
         *("next", "Cause 0", "Cause 1", "2 more", "Cause 2", "Cause 3")
@@ -107,7 +111,7 @@ def test_the_productive_share_of_slices_is_that_of_the_run():
 
 
 def test_names_are_text():
-    judged = replace(ANSWER, observed=f"It took 1 s: mostly {EVIL}.", notes=(EVIL,), action=EVIL)
+    judged = replace(ANSWER, observed=f"It took 1 s: mostly {EVIL}.", place=EVIL, notes=(EVIL,), action=EVIL)
     html = face.html(face.answer(judged, [EVIL], toy_steps("a")))
     assert "<script" not in html
     assert not re.search("[\x1b\u202e]", html)

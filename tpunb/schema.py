@@ -1111,8 +1111,13 @@ ADVICE = frame(
     saves=Column(
         _FLOAT, "Upper bound of the time saved as a share of total step time, of wall time for the whole run, 0 to 1."
     ),
-    sentence=Column(_TEXT, "Observation, with its figures."),
+    sentence=Column(_TEXT, "Observation, with its figures, of what it is, and how much it could save."),
     action=Column(_TEXT, "Action to try."),
+    of=Column(_TEXT, "Phase or call that it is of, null for the run as a whole."),
+    observed=Column(_TEXT, "Observation alone."),
+    place=Column(
+        _TEXT, "Lines of the program, or the work, that took most of it, as the observation names them, or null."
+    ),
 )
 
 ROOFLINE = frame(

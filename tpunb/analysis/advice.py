@@ -215,15 +215,22 @@ def _applied(level: str, sums: pl.DataFrame, run_ps: float, run: Goodput | None 
         applied = applied.filter((pl.col("saved") >= LISTED_SHARE).fill_null(True))
         remedies = _remedies(cause, applied)
         for row, remedy in zip(applied.iter_rows(named=True), remedies, strict=True):
-            saves_ps = None if row["saves_ps"] is None else round(row["saves_ps"])
-            sentence = _sentence(cause, row, run_ps, run)
             account = cause.account or row.get("account")
-            late = cause.name in _LATE or (cause.of == "account" and account in _LATE_ACCOUNTS)
-            action = None if remedy is None else remedy.action
-            trial = None if remedy is None else remedy.trial or None
-            advice = (row["phase"], cause.id, cause.name, saves_ps, row["saved"], sentence, action, trial)
-            rows.append((*advice, account, late))
-    frame = pl.DataFrame(rows, schema=_SCHEMA, orient="row")
+            rows.append(
+                {
+                    "phase": row["phase"],
+                    "id": cause.id,
+                    "rule": cause.name,
+                    "saves_ps": None if row["saves_ps"] is None else round(row["saves_ps"]),
+                    "saves": row["saved"],
+                    **_in_words(cause, row, run_ps, run),
+                    "action": None if remedy is None else remedy.action,
+                    "trial": None if remedy is None else remedy.trial,
+                    "account": account,
+                    "late": cause.name in _LATE or (cause.of == "account" and account in _LATE_ACCOUNTS),
+                }
+            )
+    frame = pl.DataFrame(rows, schema=_SCHEMA)
     return frame.sort("saves_ps", "phase", descending=[True, False], nulls_last=True, maintain_order=True)
 
 
@@ -254,9 +261,9 @@ def _of_accounts(
         if explained_ps >= min(NAMED_SHARE * run.wall_ps, time_ps / 2):
             continue
         rest_ps = time_ps - explained_ps
-        row = {"account": account, "subject": ACCOUNTS[account].subject, "mostly": mostly(run, account)}
+        row = {"account": account, "subject": ACCOUNTS[account].subject}
         rows.append({**row, "typical_ps": float(run.wall_ps), "rest": rest_ps / max(run.wall_ps, 1), "phase": None})
-    columns = {"account": pl.String(), "subject": pl.String(), "mostly": pl.String(), "typical_ps": pl.Float64()}
+    columns = {"account": pl.String(), "subject": pl.String(), "typical_ps": pl.Float64()}
     sums = pl.DataFrame(rows, schema={**columns, "rest": pl.Float64(), "phase": pl.Int64()}, orient="row")
     excused = pl.when(account="data loading").then(excused_waits).otherwise(0.0)
     sums = sums.with_columns(excused=excused)
@@ -278,31 +285,35 @@ def took(run: Goodput, time_ps: float) -> str:
     return f"{duration(time_ps)} of {duration(run.wall_ps)} ({percent(time_ps / max(run.wall_ps, 1))} of run time)"
 
 
-def _sentence(cause: Cause, row: dict[str, Any], run_ps: float, run: Goodput | None) -> str:
-    """Return the observation, and for a phase whose time the advice saves, and how much of the whole."""
+def _in_words(cause: Cause, row: dict[str, Any], run_ps: float, run: Goodput | None) -> dict[str, str | None]:
+    """Return the sentence, of what it is, the observation alone, and the place in it."""
     texts = {name: _text(name, value) for name, value in row.items()}
     if "mxu" in texts:  # a lower bound where the FLOPs of some operations are unknown
         counted = row["flops_counted"]
         texts["mxu"] = f"{'at least' if isinstance(counted, float) and counted < _COUNTED else 'only'} {texts['mxu']}"
+    place, saves_ps = "", row["saves_ps"]
     if cause.of in ("run", "host", "account"):
-        saves_ps = row["saves_ps"] or 0
-        whole = f"{duration(saves_ps)} of {duration(run_ps)} step time"
-        texts["took"] = whole if run is None else took(run, saves_ps)
-        if cause.of == "account":
-            texts["mostly"] = row["mostly"]
-        elif run is not None:
-            texts["mostly"] = mostly(run, cause.account or "productive")
-            texts["also"] = texts["mostly"].replace(":", ",", 1)
-            place = next(iter(_sampled_places(run, cause.account or "productive")), None)
-            texts["at"] = f", at {place}" if place and not _is_around(run, place) else ""
-        sentence = cause.sentence if row.get("save_ps") else cause.sentence.replace(SAVES, "{mostly}")
-        return f"{sentence.format(**texts)}."
-    kinds = f" ({texts['kinds']})" if row["phase"] == -1 and row["kinds"] else ""
-    saved = ":"
-    if row["saves_ps"] is not None:
-        whole = f"{duration(run_ps)} {row.get('base') or 'step time'}"
-        saved = f" could save up to {duration(row['saves_ps'])} of {whole}."
-    return f"{texts['name']}{kinds}{saved} {cause.sentence.format(**texts)}."
+        whole = f"{duration(saves_ps or 0)} of {duration(run_ps)} step time"
+        texts["took"] = whole if run is None else took(run, saves_ps or 0)
+        account = cause.account or "productive"
+        if run is not None and cause.of != "host":
+            place = mostly(run, row["account"] if cause.of == "account" else account)
+            line = next(iter(_sampled_places(run, account)), None)
+            line = cut(plain(line), 80) if line and not _is_around(run, line) else ""
+            texts |= {"mostly": f": mostly {place}" * bool(place), "also": f", mostly {place}" * bool(place)}
+            texts["at"] = f", at {line}" * bool(line)
+            place = line if "{at}" in cause.sentence else place
+        text = cause.sentence if row.get("save_ps") else cause.sentence.replace(SAVES, "{mostly}")
+        sentence = observed = f"{text.format(**texts)}."
+        of = None
+    else:
+        kinds = f" ({texts['kinds']})" if row["phase"] == -1 and row["kinds"] else ""
+        of, observed, saved = f"{texts['name']}{kinds}", f"{cause.sentence.format(**texts)}.", ":"
+        if saves_ps is not None:
+            whole = f"{duration(run_ps)} {row.get('base') or 'step time'}"
+            saved = f" could save up to {duration(saves_ps)} of {whole}."
+        sentence = f"{of}{saved} {observed}"
+    return {"sentence": sentence, "of": of, "observed": observed, "place": (place in observed and place) or None}
 
 
 def _text(name: str, value: object) -> str:
@@ -339,9 +350,8 @@ def is_once(run: Goodput, account: str) -> bool:
 
 
 def mostly(run: Goodput, account: str) -> str:
-    """Return what took most of an account, and the place where the program was in most of it, in words."""
-    names = _cause_of(run, account)
-    return f": mostly {', '.join(cut(plain(name), 80) for name in names)}" if names else ""
+    """Return what took most of an account, and the place where the program was in most of it; "" if not known."""
+    return ", ".join(cut(plain(name), 80) for name in _cause_of(run, account))
 
 
 def _cause_of(run: Goodput, account: str) -> list[str]:

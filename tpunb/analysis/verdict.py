@@ -45,6 +45,8 @@ class Verdict:
         What took the time, without a remedy.
     notes
         The other sentences, but those of advice.
+    place
+        Lines of the program, or the work, that took most of it, as in `observed`; None if not known.
     """
 
     sentence: str
@@ -55,6 +57,7 @@ class Verdict:
     cause: str | None = None
     observed: str = ""
     notes: tuple[str, ...] = ()
+    place: str | None = None
 
     def __str__(self) -> str:
         return self.sentence
@@ -95,7 +98,8 @@ def _first(phases: Phases, run: Goodput, ranked: pl.DataFrame) -> Verdict:
         sentence = " ".join(_in_words(row) for row in [first, *with_remedy[:1]])
         action = first["action"] and brief(first["action"])
         saves_ps = None if action is None else first["saves_ps"]
-        return Verdict(sentence, first["account"], action, saves_ps, cause=first["id"], observed=first["sentence"])
+        seen = {"cause": first["id"], "observed": first["observed"], "place": first["place"]}
+        return Verdict(sentence, first["account"], action, saves_ps, **seen)
     (observed, *others), healthy = _healthy(run)
     sentence, notes = " ".join([observed, *others]), tuple(others)
     for row in ranked.drop_nulls("action").head(1).iter_rows(named=True):  # of how it computes
@@ -157,5 +161,6 @@ def _healthy(run: Goodput) -> tuple[list[str], bool]:
         if name in ("data loading", "step time deviation") and others:
             parts.append(f"{time}, as the machine was busy: {others}.")
         elif is_once(run, name):
-            parts.append(f"{time}, once per run{mostly(run, name)}.")
+            most = mostly(run, name)
+            parts.append(f"{time}, once per run{f': mostly {most}' * bool(most)}.")
     return parts, healthy

@@ -24,7 +24,6 @@ from tpunb.widgets.table import safe
 Node = str | list[Any]
 """Text, or [tag, attributes, *children]."""
 
-_PLACE = re.compile(r"(?P<text>.*?)[:,] mostly (?P<place>.*?)(?P<rest>, for .*?)?\.?", re.DOTALL)
 _ACTION = re.compile(r"(?P<text>.*?)(?:: `(?P<code>[^`]+)`)?", re.DOTALL)
 _CODE = re.compile(r"`([^`]+)`")
 _LETTER, _MARGIN = 7.5, 20  # points: of a letter in the bar; beside a label
@@ -55,7 +54,7 @@ def answer(judged: Verdict, weak: Sequence[str], steps: Steps) -> Node:
     return [
         "section",
         {"class": "tpunb-face", "aria-label": "Answer"},
-        *_answer(judged.observed),
+        *_answer(judged.observed, judged.place),
         *([] if judged.action is None else [remedy(judged.action, judged.saves_ps, _tried(judged, steps))]),
         *([["p", {"class": "tpunb-quiet"}, *_inline(" ".join(notes))]] if notes else []),
     ]
@@ -78,8 +77,8 @@ def remedy(action: str, saves_ps: int | None, tried: str | None = None) -> Node:
 def todo(advice: pl.DataFrame, judged: Verdict | None) -> Node:
     """Return the advice that is not in the answer: the next two, and the others folded."""
     items: list[Node] = [
-        ["li", {}, ["p", {}, *_placed(observed)], remedy(brief(action), saves_ps)]
-        for saves_ps, observed, action in advice["saves_ps", "observed", "action"].iter_rows()
+        ["li", {}, ["p", {}, *_placed(observed, place)], remedy(brief(action), saves_ps)]
+        for saves_ps, observed, place, action in advice["saves_ps", "observed", "place", "action"].iter_rows()
         if judged is None or (observed, brief(action)) != (judged.observed, judged.action)
     ]
     if not items:
@@ -175,26 +174,31 @@ def _tried(judged: Verdict, steps: Steps) -> str | None:
     return plain(found[0]["outcome"]) if found else None
 
 
-def _answer(sentence: str) -> list[Node]:
+def _answer(sentence: str, place: str | None) -> list[Node]:
     """Return what took the time, and below it the line of the program as code to copy."""
-    text, place, rest = _divided(sentence)
+    text, word, rest = _divided(sentence, place)
     look = {"class": "tpunb-answer", "role": "heading", "aria-level": "1"}
-    large = ["p", look, *_inline(f"{text}." * (not text.endswith(".")) or text)]
-    return [large] if place is None else [large, ["p", {}, "Mostly ", ["code", {}, place], copy(place), rest]]
+    large: Node = ["p", look, *_inline(f"{text}." * (not text.endswith(".")) or text)]
+    return [large] if not place else [large, ["p", {}, f"{word.capitalize()} ", ["code", {}, place], copy(place), rest]]
 
 
-def _placed(sentence: str) -> list[Node]:
+def _placed(sentence: str, place: str | None) -> list[Node]:
     """Return a sentence with its line of the program as code to copy."""
-    text, place, rest = _divided(sentence)
-    return _inline(text) if place is None else [*_inline(f"{text}, mostly "), ["code", {}, place], copy(place), rest]
+    text, word, rest = _divided(sentence, place)
+    return _inline(text) if not place else [*_inline(f"{text}, {word} "), ["code", {}, place], copy(place), rest]
 
 
-def _divided(sentence: str) -> tuple[str, str | None, str]:
-    """Return a sentence up to the line of the program that it names, that line, and what comes after it."""
-    found = _PLACE.fullmatch(sentence)
-    if found is None:
-        return sentence, None, ""
-    return found["text"], plain(found["place"]), plain(found["rest"] or "")
+def _divided(sentence: str, place: str | None) -> tuple[str, str, str]:
+    """Return a sentence up to the place in it, the word before that, and what comes after it.
+
+    >>> _divided("It took 1 s: mostly a.py:3, for a new shape.", "a.py:3")
+    ('It took 1 s', 'mostly', ', for a new shape')
+    """
+    if not place:
+        return sentence, "", ""
+    before, _, rest = sentence.partition(place)
+    text, _, word = before.rstrip().rpartition(" ")
+    return text.rstrip(":,"), word, rest.removesuffix(".")
 
 
 def copy(text: str) -> Node:

@@ -46,7 +46,6 @@ _BLOCKS = {
 }
 _NO_OP = r"(?i)^(step( time)?|ProfilerStep.*|nn\.Module.*)$|\bidle\b|\.step#|\.py[:(]\d"  # of steps, idle time, Python
 _LEAST_SAVING = 0.01  # of the run time, that advice is listed for
-_ADVICE = re.compile(r"(?P<of>.*?)(?: could save up to .*? of .*? (?:step|device) time\.|:) (?P<found>.*)", re.DOTALL)
 _CODE = re.compile(r"`([^`]+)`")
 
 
@@ -267,21 +266,18 @@ def advised(advice: pl.DataFrame, phases: Phases, most: int = _PIECES, *, captio
     """
     whole, base = _whole(phases)
     pieces = []
-    for saves_ps, observed, action in worth(advice, phases, named=caption == "What to do").head(most).iter_rows():
+    rows = worth(advice, phases, named=caption == "What to do").head(most)
+    for saves_ps, observed, action in rows["saves_ps", "observed", "action"].iter_rows():
         saved = "" if saves_ps is None else f" Saves up to {duration(saves_ps)} of {duration(whole)} {base}."
         pieces.append("\n".join([f"{observed} Try: {action.replace('`', '')}.{saved}", *_CODE.findall(action)]))
     return listed(caption, pieces)
 
 
 def worth(advice: pl.DataFrame, phases: Phases, *, named: bool = True) -> pl.DataFrame:
-    """Return (saves_ps, observed, action) of advice that saves 1 % of the run time or more; `named` with its phase."""
-    rows = []
-    for phase, saves_ps, sentence, action in advice["phase", "saves_ps", "sentence", "action"].iter_rows():
-        parts = None if phase is None else _ADVICE.fullmatch(sentence)  # the run's begin with what took the time
-        observed = sentence if parts is None else f"{parts['of']}: " * named + parts["found"]
-        rows.append((saves_ps, observed, action))
-    frame = pl.DataFrame(rows, {"saves_ps": pl.Int64, "observed": pl.String, "action": pl.String}, orient="row")
-    return frame.filter((pl.col("saves_ps") >= _LEAST_SAVING * _whole(phases)[0]).fill_null(True))
+    """Return (saves_ps, observed, place, action) of advice that saves 1 % of the run time; `named` with its phase."""
+    observed = pl.concat_str(pl.col("of") + ": ", "observed", ignore_nulls=True) if named else pl.col("observed")
+    enough = (pl.col("saves_ps") >= _LEAST_SAVING * _whole(phases)[0]).fill_null(True)
+    return advice.filter(enough).select("saves_ps", "place", "action", observed=observed)
 
 
 def _whole(phases: Phases) -> tuple[int, str]:
