@@ -61,14 +61,13 @@ def written(folder, code, name="program.py"):
 
 WRONG = {
     "walk -- python": "unknown command 'walk'",
-    "run": "no -- and program in 'tpunb run'",
-    "run python train.py": "no -- and program in 'tpunb run python train.py'",
-    "run --quiet --": "no program after --",
+    "run": "no program in 'tpunb run'",
+    "run --quiet --": "no program in 'tpunb run --quiet --'",
     "run --nonsense -- python": "unrecognized arguments: --nonsense",
     "run --window x -- python": "invalid float value",
     "run --window 0 -- python": "The window parameter of Schedule",
     "run --budget 0.1 --window 2 -- python": "--budget cannot be combined with --window",
-    "run --threshold 0.5 -- python": "unrecognized arguments: --threshold 0.5",
+    "run --threshold 0.5 -- python": "unrecognized arguments: --threshold",
     "run -o docs -- python": "docs",
 }
 
@@ -90,8 +89,7 @@ SAY = {  # what a wrong use is answered by: the words to type next
     "reprot good": "tpunb report good",
     "good": "tpunb report good",
     "train.py --epochs 3": "tpunb run -- python train.py --epochs 3",
-    "run --quiet train.py": "tpunb run --quiet -- python train.py",
-    "run -- ./train.py": "tpunb run -- python ./train.py",
+    "run": "tpunb run [options] [--] train.py [arguments]",
     "report nowhere --json": "tpunb report good --json",
     "report empty": "tpunb report good",
     "report train.py": "tpunb report good",
@@ -274,6 +272,14 @@ def test_a_program_without_a_framework_is_named_in_one_line(folder):
     out, errors, code = ended(start(folder, "-m", "tpunb", "run", "--", "no-such-program"))
     assert (out, code) == ("", 127)
     assert errors.startswith("tpunb: cannot run 'no-such-program': No such file or directory; ")
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("words", [["program.py"], ["--", "program.py"], [sys.executable, "program.py"]])
+def test_a_program_needs_no_dashes_and_no_interpreter(folder, words):
+    written(folder, "import sys\nprint(sys.executable, sys.argv[1:])\n")
+    shown, _, code = ended(start(folder, "-m", "tpunb", "run", "-o", "run", *words, "--epochs", "3", "--", "-o", "x"))
+    assert (shown, code) == (f"{sys.executable} {['--epochs', '3', '--', '-o', 'x']}\n", 0)
 
 
 @pytest.mark.live

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tpunb.analysis.report import Report
     from tpunb.io.job_folder import Process
 
-_USAGE = "tpunb run [options] -- python train.py [arguments]"
+_USAGE = "tpunb run [options] [--] train.py [arguments]"
 _FRAMEWORKS = " or ".join([", ".join(child_capture.FRAMEWORKS[:-1]), child_capture.FRAMEWORKS[-1]])
 _ABOUT = (
     f"{_USAGE} captures each process that imports {_FRAMEWORKS}.",
@@ -104,14 +104,13 @@ def _answer(words: list[str]) -> int:
         hint = shlex.join(["tpunb", close[0], *words[1:]])
     elif shutil.which(words[0]) or Path(words[0]).exists():
         is_program = not Path(words[0]).is_dir()
-        hint = _run_of(words, 0) if is_program else shlex.join(["tpunb", "report", *words])
+        hint = _run_of(words) if is_program else shlex.join(["tpunb", "report", *words])
     raise TpunbError(f"unknown command {words[0]!r}", hint=hint)
 
 
-def _run_of(words: Sequence[str], start: int) -> str:
-    """Return the command that captures the program which begins at a word."""
-    python = ["python"] * words[start].endswith(".py")
-    return shlex.join(["tpunb", "run", *words[:start], "--", *python, *words[start:]])
+def _run_of(words: Sequence[str]) -> str:
+    """Return the command that captures a program."""
+    return shlex.join(["tpunb", "run", "--", *["python"] * words[0].endswith(".py"), *words])
 
 
 class _NoProgram(TpunbError):
@@ -127,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("source", "schedule", "keep"):
         add_group(parser, name, example, {"--run": ("-o", "--output")})
     parser.add_argument("--quiet", action="store_true", help="print nothing at the end")
+    parser.add_argument("program", nargs=argparse.REMAINDER)
     return parser
 
 
@@ -149,17 +149,17 @@ def _run_blocked(words: list[str], variables: Mapping[str, str], mask: Iterable[
     from tpunb.profiler.options import capture_arguments, default_folder, help_text
 
     end = words.index("--") if "--" in words else len(words)
-    if end == len(words) and not {"-h", "--help"} & {*words}:
-        start = next((at for at, word in enumerate(words) if word.endswith(".py") or shutil.which(word)), None)
-        hint = _USAGE if start is None else _run_of(words, start)
-        raise TpunbError(f"no -- and program in {' '.join(['tpunb run', *words])!r}", hint=hint)
     parser = _parser()
     options = parser.parse_args(words[:end])
+    command = [*vars(options).pop("program")]
+    command += words[end:] if command else words[end + 1 :]
     if options.wants_help:
         print(help_text(parser, "tpunb run", _ABOUT))
         return 0
-    if not (command := words[end + 1 :]):
-        raise TpunbError("no program after --", hint=_USAGE)
+    if not command:
+        raise TpunbError(f"no program in {' '.join(['tpunb run', *words])!r}", hint=_USAGE)
+    if command[0].endswith(".py") and shutil.which(command[0]) is None:
+        command.insert(0, sys.executable)
     capture_arguments(options)  # refuses wrong ones
     target = storage.resolve(str(options.run or default_folder()))
     folder = target.rstrip("/") if isinstance(target, str) else str(target.absolute())
@@ -241,8 +241,7 @@ def _wait(command: list[str], variables: Mapping[str, str], mask: Iterable[int])
     try:
         process = os.posix_spawnp(command[0], command, variables, setsigmask=mask, setsigdef=defaults)
     except OSError as error:
-        hint = _run_of(command if Path(command[0]).is_file() else ["train.py"], 0)
-        raise _NoProgram(f"cannot run {command[0]!r}: {error.strerror}", hint=hint) from None
+        raise _NoProgram(f"cannot run {command[0]!r}: {error.strerror}", hint=_run_of(["train.py"])) from None
     while (ended := os.waitpid(process, os.WNOHANG))[0] == 0:
         number, is_direct = _next_signal(watched)
         if number != signal.SIGCHLD and is_direct:
@@ -413,7 +412,7 @@ def _instead(command: str, words: Sequence[str], error: Exception) -> str:
             found = str(run.parent if command in ("runs", "watch", "mcp") else run)
             given = words if place in words else [*words, place]
             return shlex.join(["tpunb", command, *(found if word == place else word for word in given)])
-    return _run_of(["train.py"], 0)
+    return _run_of(["train.py"])
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
