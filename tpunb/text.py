@@ -30,11 +30,16 @@ def format_error(error: BaseException) -> str:
 
 
 def percent(share: float, digits: int | None = 0) -> str:
-    """Return a share as a percentage with so many decimals; with three digits in all if None.
+    """Return a share as a percentage with so many decimals; with three digits in all if None. What is there is not 0.
 
-    >>> percent(0.256), percent(0.0312, 1), percent(0.1234, None)
-    ('26 %', '3.1 %', '12.3 %')
+    >>> percent(0.256), percent(0.0312, 1), percent(0.1234, None), percent(0.0)
+    ('26 %', '3.1 %', '12.3 %', '0 %')
+    >>> percent(0.0021), percent(0.0004, 1), percent(4e-6, None)
+    ('under 1 %', 'under 0.1 %', 'under 0.1 %')
     """
+    decimals = 1 if digits is None else digits
+    if share > 0 and not round(100 * share, decimals):
+        return f"under {10.0**-decimals:.{decimals}f} %"
     return f"{short(100 * share) if digits is None else f'{100 * share:.{digits}f}'} %"
 
 
@@ -44,9 +49,8 @@ def estimated_overhead(share: float, interval: tuple[float, float] | None = None
     >>> estimated_overhead(0.013), estimated_overhead(0.0001, (0.0, 0.021))
     ('1.3 % of run time (estimated)', 'under 0.1 % of run time (estimated, 0.0 to 2.1 %)')
     """
-    value = percent(share, 1) if share >= 0.0005 else "under 0.1 %"
     bounds = "" if interval is None else f", {100 * interval[0]:.1f} to {percent(interval[1], 1)}"
-    return f"{value} of run time (estimated{bounds})"
+    return f"{percent(share, 1)} of run time (estimated{bounds})"
 
 
 OF_STEPS = "of step time without waits"
