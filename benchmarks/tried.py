@@ -92,8 +92,12 @@ def tried(name: str, budget_s: float) -> dict[str, Any]:
         each = max(found, key=lambda one: one.promised_s or 0.0, default=None)
         if each is None or each.before_s is None:
             return {"applied": False}
-        program = trials._Program([*command, "--repaired"], ROOT, Path(folder), writes=False)
-        twin_s = each.before_s - min(program.run().ends_s[-1] for _ in range(2))
+        kinds = (
+            trials._Program([*command, *option], ROOT, Path(folder), writes=False) for option in ([], ["--repaired"])
+        )
+        wasteful, repaired = ([program.run() for _ in range(2)] for program in kinds)
+        pairs = [trials._compared(one, other) for one, other in zip(wasteful, repaired, strict=True)]
+        twin_s = sum(one - other for one, other in pairs) / len(pairs)
     saved_s = each.before_s - each.after_s
     print(f"{name}: saved {saved_s:.2f} s, repaired {twin_s:.2f} s, promised {each.promised_s or 0:.2f} s", flush=True)
     near = abs(saved_s - twin_s) <= max(0.2 * abs(twin_s), 0.02 * each.before_s)

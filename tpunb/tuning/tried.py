@@ -47,6 +47,7 @@ _STOPS_S = 20.0  # after an interrupt
 _LARGEST = 10_000_000  # bytes of a file that is copied into the scratch folder, rather than linked
 _MOST_FILES = 20_000  # of the working directory
 _LEAST_S = 1.0  # in which a round begins
+_BEFORE = ("preparation", "profiler", "other")  # accounts
 _AGAIN = Trial.NONE.value  # the program as it is, built once more
 _UNBUILT = ": give a function that builds the model and its data"
 _VARIES = 1e-12  # relative difference of outputs below which only their last bits differ
@@ -72,6 +73,13 @@ class _Outcome(NamedTuple):
         return [end / 1e12 for end in ends]
 
     @property
+    def prepares_s(self) -> float:
+        """Time until it compiles, reads or trains: of imports, which no remedy changes and each run takes anew."""
+        segments = goodput(phases(self.run)).segments.sort("start_ps")
+        before = segments.filter(pl.col("account").is_in(_BEFORE).cum_min(), account="preparation")
+        return float(before["dur_ps"].sum()) / 1e12
+
+    @property
     def values(self) -> list[np.ndarray[Any, Any]]:
         """What it computed."""
         if not self.output.exists():
@@ -87,6 +95,7 @@ class _Executions(NamedTuple):
     values: list[np.ndarray[Any, Any]]
     error: str = ""
     is_whole: bool = True
+    prepares_s = 0.0
 
 
 class _Program:
@@ -476,8 +485,9 @@ class _Trials:
 
 
 def _compared(one: _Outcome | _Executions, other: _Outcome | _Executions) -> tuple[float, float]:
-    """Return the times of two runs to the same step, or to their ends."""
-    ends = one.ends_s, other.ends_s
+    """Return the times of two runs to the same step, or to their ends, as if both had prepared as long as the first."""
+    longer_s = other.prepares_s - one.prepares_s
+    ends = one.ends_s, [end_s - longer_s for end_s in other.ends_s]
     if one.is_whole and other.is_whole:
         return ends[0][-1], ends[1][-1]
     last = min(map(len, ends)) - 1
