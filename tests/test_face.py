@@ -42,7 +42,7 @@ def test_the_answer_is_cause_line_remedy_code_and_saving():
     shown = face.answer(ANSWER, ["the machine was busy"], toy_steps("a"))
     assert "".join(texts(shown)) == (
         "Waiting took 2.0 s of 3.0 s (67 % of run time).Mostly train.py:4 in load ← time.sleep"
-        "Give it workers. Saves up to 2.0 s.DataLoader(num_workers=2)The profiler took 1 s. the machine was busy"
+        "Give it workers. Saves up to 2.0 s.DataLoader(num_workers=2)The profiler took 1 s. The machine was busy"
     )
     assert copied(shown) == ["train.py:4 in load ← time.sleep", "DataLoader(num_workers=2)"]
     assert "`" not in face.html(shown)
@@ -99,7 +99,7 @@ def test_rates_are_those_of_the_run_and_their_courses_those_of_its_slices():
     assert curves["samples_per_s"].to_list() == pytest.approx([4000.0] * 3 + [2000.0] * 3)
     assert curves["tokens_per_s"].null_count() == curves.height
     shown = texts(face.rates(phases, None, found))
-    assert shown == ["step time", "1.5 ms", "samples/s", "2.67k"]
+    assert shown == ["mean step time", "1.5 ms", "samples/s", "2.67k"]
 
 
 def test_the_productive_share_of_slices_is_that_of_the_run():

@@ -291,7 +291,7 @@ def _in_words(cause: Cause, row: dict[str, Any], run_ps: float, run: Goodput | N
     if "mxu" in texts:  # a lower bound where the FLOPs of some operations are unknown
         counted = row["flops_counted"]
         texts["mxu"] = f"{'at least' if isinstance(counted, float) and counted < _COUNTED else 'only'} {texts['mxu']}"
-    place, saves_ps = "", row["saves_ps"]
+    of, place, line, saves_ps = None, "", "", row["saves_ps"]
     if cause.of in ("run", "host", "account"):
         whole = f"{duration(saves_ps or 0)} of {duration(run_ps)} step time"
         texts["took"] = whole if run is None else took(run, saves_ps or 0)
@@ -302,10 +302,9 @@ def _in_words(cause: Cause, row: dict[str, Any], run_ps: float, run: Goodput | N
             line = cut(plain(line), 80) if line and not _is_around(run, line) else ""
             texts |= {"mostly": f": mostly {place}" * bool(place), "also": f", mostly {place}" * bool(place)}
             texts["at"] = f", at {line}" * bool(line)
-            place = line if "{at}" in cause.sentence else place
         text = cause.sentence if row.get("save_ps") else cause.sentence.replace(SAVES, "{mostly}")
+        place = line if "{at}" in text else place if "{mostly}" in text or "{also}" in text else ""
         sentence = observed = f"{text.format(**texts)}."
-        of = None
     else:
         kinds = f" ({texts['kinds']})" if row["phase"] == -1 and row["kinds"] else ""
         of, observed, saved = f"{texts['name']}{kinds}", f"{cause.sentence.format(**texts)}.", ":"
@@ -313,7 +312,7 @@ def _in_words(cause: Cause, row: dict[str, Any], run_ps: float, run: Goodput | N
             whole = f"{duration(run_ps)} {row.get('base') or 'step time'}"
             saved = f" could save up to {duration(saves_ps)} of {whole}."
         sentence = f"{of}{saved} {observed}"
-    return {"sentence": sentence, "of": of, "observed": observed, "place": (place in observed and place) or None}
+    return {"sentence": sentence, "of": of, "observed": observed, "place": place or None}
 
 
 def _text(name: str, value: object) -> str:
@@ -331,7 +330,7 @@ def _text(name: str, value: object) -> str:
     if name in ("intensity", "ridge", "device_batch", "times", "each") and isinstance(value, float):
         return short(value)
     if isinstance(value, float):
-        return "under 0.1 %" if 0 < value < 0.0005 else percent(value, None)
+        return percent(value, None)
     return str(value)
 
 

@@ -28,6 +28,7 @@ _ACTION = re.compile(r"(?P<text>.*?)(?:: `(?P<code>[^`]+)`)?", re.DOTALL)
 _CODE = re.compile(r"`([^`]+)`")
 _LETTER, _MARGIN = 7.5, 20  # points: of a letter in the bar; beside a label
 _BARS = (280, 560, 760, 1020)  # widths of the bar, below which parts of page.css have keys
+_FOLLOWS = "The course is that of the step time: single steps are not known."
 _TALL, _WIDE = 16, 96  # points of a course
 
 
@@ -50,7 +51,7 @@ def html(node: Node) -> str:
 
 def answer(judged: Verdict, weak: Sequence[str], steps: Steps) -> Node:
     """Return what took the time of a run, its line, the remedy, and below these, quietly, what weakens the answer."""
-    notes = [*judged.notes, *weak]
+    notes = [*judged.notes, *(f"{text[:1].upper()}{text[1:]}" for text in weak)]
     return [
         "section",
         {"class": "tpunb-face", "aria-label": "Answer"},
@@ -129,8 +130,10 @@ def rates(phases: Phases, run: Goodput | None, found: Rates) -> Node:
     """Return the rates of a run in a line, each with its course; a rate that is not known is left out."""
     row: Mapping[str, Any] = found.frame.row(0, named=True) if len(found) else {}
     curves = rate_curves(phases, found, run)
+    counted = [unit for unit in ("samples", "tokens") if phases.steps.frame[unit].count()]
+    measured = {"step_ps", "goodput", *(f"{unit}_per_s" for unit in counted)}
     shown = [
-        ("step time", row.get("step_ps"), short_time, "step_ps"),
+        ("mean step time", row.get("step_ps"), short_time, "step_ps"),
         *((f"{unit}/s", row.get(f"{unit}_per_s"), _rate, f"{unit}_per_s") for unit in ("samples", "tokens")),
         ("MFU", row.get("mfu"), lambda share: percent(share, None), "mfu"),
         ("goodput", None if run is None else run.ratio, lambda share: percent(share, None), "goodput"),
@@ -140,7 +143,7 @@ def rates(phases: Phases, run: Goodput | None, found: Rates) -> Node:
         *(
             [
                 "div",
-                {},
+                {} if column in measured else {"title": _FOLLOWS},
                 ["dt", {}, name + ", estimated" * (column in found.estimated)],
                 ["dd", {}, text(value), _sparkline(curves[column].to_list())],
             ]
