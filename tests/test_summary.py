@@ -332,9 +332,9 @@ def test_a_run_without_phases_begins_with_its_wall_time_too():
 
 
 def test_a_busy_machine_is_a_note():
-    note = "the machine was busy: other programs used 45 % of its processors"
-    assert f"! {note}" in repr(clocked(load=[(0.5, 0.95)] * 3))
-    assert note in Tags(clocked(load=[(0.5, 0.95)] * 3)._repr_html_()).text
+    note = "he machine was busy: other programs used 45 % of its processors"
+    assert f"! t{note}" in repr(clocked(load=[(0.5, 0.95)] * 3))
+    assert f"T{note}" in Tags(clocked(load=[(0.5, 0.95)] * 3)._repr_html_()).text
     assert "busy" not in repr(clocked(load=[(0.5, 0.6)]))
 
 
