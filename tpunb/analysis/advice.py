@@ -14,7 +14,14 @@ from tpunb import schema
 from tpunb.analysis.calls import call_metrics
 from tpunb.analysis.causes import CAUSES, LISTED_SHARE, NAMED_SHARE, SAVES, Cause, Remedy
 from tpunb.analysis.goodput import Goodput, goodput, totals
-from tpunb.analysis.metrics import account_metrics, crowding_of_waits, phase_metrics, scale_metrics, traits
+from tpunb.analysis.metrics import (
+    account_metrics,
+    crowding_of_waits,
+    importing_ps,
+    phase_metrics,
+    scale_metrics,
+    traits,
+)
 from tpunb.analysis.roofline import Roofline, roofline
 from tpunb.analysis.run import Run, loaded
 from tpunb.analysis.run import phases as phases_of
@@ -336,7 +343,8 @@ def _text(name: str, value: object) -> str:
 
 def is_once(run: Goodput, account: str) -> bool:
     """Return whether an account is that of what the run does before and after it trains, for less time than that."""
-    if account not in _ONCE or run.time_ps(account) > run.time_ps("productive"):
+    imports_ps = importing_ps(run) if account == "preparation" else 0  # which a longer run pays once, too
+    if account not in _ONCE or run.time_ps(account) - imports_ps > run.time_ps("productive"):
         return False
     if run.ideal_step_ps is None:  # it is not known when the first step was
         return False

@@ -62,7 +62,7 @@ _LAUNCH_US = 10.0  # the host may take as long to launch a kernel; ours
 _LONGEST = 300  # characters of a name that are matched
 _FEWEST_LOADS, _STEADY, _GROWN = 3, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
 _FEWEST_SLOWING, _RISES = 20, 0.7  # steps; rank correlation of their processor time with their number
-IMPORTS = r" ← import | \(imports\)$"
+_IMPORTS = r" ← import | \(imports\)$"
 _WAITS = r" ← .*\.(get|put|join|wait|result|acquire|recv|communicate|poll)$"  # for another thread or process
 _SLEEP = " ← time.sleep"  # which no processor shortens
 _COLLECTS = r" ← (gc\.)?collect$"
@@ -334,6 +334,12 @@ def _top_ops(ops: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def importing_ps(run: Goodput) -> int:
+    """Return the time of imports, by samples of preparation."""
+    imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(_IMPORTS))
+    return round(run.time_ps("preparation") * imports["share"].sum())
+
+
 def account_metrics(phases: Phases, failure_every_h: float | None = None, run: Goodput | None = None) -> pl.DataFrame:
     """Return one row of metrics of the whole run, none without a record of its wall time; null if unknown.
 
@@ -401,8 +407,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     validating = run.frame.filter(account="evaluation", detail=VALIDATING)
     taken["validating"] = int(validating["time_ps"].sum()) // run.hosts
     taken["of_arrays"] = taken["anew"] if traits(phases.steps)["data"] == "arrays" else 0  # Keras' own, no slow input
-    imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(IMPORTS))
-    taken["importing"] = round(taken["preparation"] * imports["share"].sum())
+    taken["importing"] = importing_ps(run)
     fits = phases.steps.wall.spans.filter(account="fit", detail="fit").height
     is_fitted = 1 < phases.steps.frame.filter(kind="train").height <= fits
     around_ps = int(run.frame.filter(account="preparation", detail="fit")["time_ps"].sum()) // run.hosts

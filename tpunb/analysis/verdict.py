@@ -19,7 +19,6 @@ from tpunb.text import cut, duration, percent, plain
 
 _ALSO = ["growing memory", "debugging", "few threads"]  # causes that are named beside what took most
 _APART = ("program startup", "preparation", "checkpoint restore", "profiler")  # of which no run is unhealthy
-_HEALTHY = "Healthy: "
 _LEAST_PRODUCTIVE = 0.5  # of the rest, in a healthy run
 
 
@@ -100,16 +99,16 @@ def _first(phases: Phases, run: Goodput, ranked: pl.DataFrame) -> Verdict:
         saves_ps = None if action is None else first["saves_ps"]
         seen = {"cause": first["id"], "observed": first["observed"], "place": first["place"]}
         return Verdict(sentence, first["account"], action, saves_ps, **seen)
-    (observed, *others), healthy = _healthy(run)
-    sentence, notes = " ".join([observed, *others]), tuple(others)
+    (observed, *notes), healthy = _healthy(run)
     for row in ranked.drop_nulls("action").head(1).iter_rows(named=True):  # of how it computes
         do = (
             f"In {phases.names.get(row['phase'], 'the run')}: {row['action']}, saves up to {duration(row['saves_ps'])}."
         )
-        sentence, observed = (text.removeprefix(_HEALTHY) for text in (sentence, observed))
-        of_phase = Verdict(f"{sentence} {do}", None, row["action"], row["saves_ps"], cause=row["id"])
-        return replace(of_phase, observed=observed, notes=notes)
-    return Verdict(sentence, healthy=healthy, observed=observed, notes=notes)
+        sentence = " ".join([observed, *notes, do])
+        of_phase = Verdict(sentence, None, row["action"], row["saves_ps"], cause=row["id"])
+        return replace(of_phase, observed=observed, notes=tuple(notes))
+    observed = f"{healthy}{observed}"
+    return Verdict(" ".join([observed, *notes]), healthy=bool(healthy), observed=observed, notes=tuple(notes))
 
 
 def brief(action: str) -> str:
@@ -149,11 +148,13 @@ def _busiest(run: Goodput) -> list[str]:
     return [f"Of that, {' and '.join(lines)}."] if lines else []
 
 
-def _healthy(run: Goodput) -> tuple[list[str], bool]:
-    """Return how much of a run without a single waste is productive, and whether that is half, startup apart."""
-    apart_ps = sum(run.time_ps(name) for name in _APART)
-    healthy = run.time_ps("productive") >= _LEAST_PRODUCTIVE * (run.wall_ps - apart_ps)
-    parts = [f"{_HEALTHY * healthy}{took(run, run.time_ps('productive'))} is productive training.", *_busiest(run)]
+def _healthy(run: Goodput) -> tuple[list[str], str]:
+    """Return how much of a run without a single waste is productive, and "Healthy" if that is half, startup apart."""
+    apart_ps, productive_ps = sum(run.time_ps(name) for name in _APART), run.time_ps("productive")
+    healthy = "Healthy: " * (productive_ps >= _LEAST_PRODUCTIVE * (run.wall_ps - apart_ps))
+    if productive_ps < _LEAST_PRODUCTIVE * run.wall_ps:
+        healthy = healthy.replace(":", " once it trains:")
+    parts = [f"{took(run, productive_ps)} is productive training.", *_busiest(run)]
     shares = totals(run).filter(pl.col("share") >= NAMED_SHARE)["account"].cast(pl.String)
     others = others_used(run)
     for name in shares:
