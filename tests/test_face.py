@@ -42,7 +42,7 @@ def test_the_answer_is_cause_line_remedy_code_and_saving():
     shown = face.answer(ANSWER, ["the machine was busy"], toy_steps("a"))
     assert "".join(texts(shown)) == (
         "Waiting took 2.0 s of 3.0 s (67 % of run time).Mostly train.py:4 in load ← time.sleep"
-        "Give it workers. Saves up to 2.0 s.DataLoader(num_workers=2)The profiler took 1 s. The machine was busy"
+        "Give it workers. Saves up to 2.0 s.DataLoader(num_workers=2)The profiler took 1 s. The machine was busy."
     )
     assert copied(shown) == ["train.py:4 in load ← time.sleep", "DataLoader(num_workers=2)"]
     assert "`" not in face.html(shown)

@@ -51,7 +51,7 @@ def html(node: Node) -> str:
 
 def answer(judged: Verdict, weak: Sequence[str], steps: Steps) -> Node:
     """Return what took the time of a run, its line, the remedy, and below these, quietly, what weakens the answer."""
-    notes = [*judged.notes, *(f"{text[:1].upper()}{text[1:]}" for text in weak)]
+    notes = [*judged.notes, *(f"{text[:1].upper()}{text[1:].removesuffix('.')}." for text in weak)]
     return [
         "section",
         {"class": "tpunb-face", "aria-label": "Answer"},
