@@ -99,7 +99,7 @@ def test_rates_are_those_of_the_run_and_their_courses_those_of_its_slices():
     assert curves["samples_per_s"].to_list() == pytest.approx([4000.0] * 3 + [2000.0] * 3)
     assert curves["tokens_per_s"].null_count() == curves.height
     shown = texts(face.rates(phases, None, found))
-    assert shown == ["mean step time", "1.5 ms", "samples/s", "2.67k"]
+    assert shown == ["step time, mean", "1.5 ms", "samples/s", "2.67k"]
 
 
 def test_the_productive_share_of_slices_is_that_of_the_run():

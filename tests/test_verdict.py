@@ -40,8 +40,8 @@ def test_advice_on_something_else_names_it():
     found = verdict(accounted((41, 20, "other", "fit"), (61, 4, "program startup", "tracing f"), again, wall_s=75))
     assert found.account == "other"
     assert found.sentence == (
-        "Time of unknown cause took 20.0 s of 75.0 s (27 % of run time): mostly fit. Tracing and compiling again what "
-        "was compiled before took 10.0 s of 75.0 s (13 % of run time): mostly f, for (8,). Compile once: make "
+        "Time of unknown cause took 20.0 s of 75.0 s (27 % of run time): mostly fit. Tracing and compiling again "
+        "took 10.0 s of 75.0 s (13 % of run time): mostly f, once, for (8,). Compile once: make "
         "functions outside of the loop, use few shapes (padding, buckets), pass no Python numbers: saves up to 10.0 s."
     )
     assert (found.action, found.cause) == (None, "T001")
@@ -98,7 +98,7 @@ def test_the_cause_of_retracing_is_named_with_its_remedy(reason, action):
     why = [f"compiling {function} again for {reason.format(n)}" for n in range(6)]
     retraced = [(40 + 8 * n, 7 + n // 5, "program startup", detail) for n, detail in enumerate(why)]
     found = verdict(accounted(*retraced))
-    assert f"mostly {function}, for {why[-1].partition(' for ')[2]}. {action}" in found.sentence
+    assert f"mostly {function}, 6 times, for {why[-1].partition(' for ')[2]}. {action}" in found.sentence
 
 
 def test_what_compiles_again_is_named_before_what_compiles_once():
@@ -108,9 +108,9 @@ def test_what_compiles_again_is_named_before_what_compiles_once():
     ]
     found = verdict(accounted(*once, *again, wall_s=113))
     assert found.sentence == (
-        "Tracing and compiling again what was compiled before took 28.0 s of 113.0 s (25 % of run time): mostly g, for "
-        "float32[27] (before: float32[0]). Use batches of one shape, or of few (drop_remainder, padding, buckets of "
-        "lengths): `data.batch(32, drop_remainder=True)`: saves up to 28.0 s."
+        "Tracing and compiling again took 28.0 s of 113.0 s (25 % of run time): mostly g, 28 times, for float32[27] "
+        "(before: float32[0]). Use batches of one shape, or of few (drop_remainder, padding, buckets of lengths): "
+        "`data.batch(32, drop_remainder=True)`: saves up to 28.0 s."
     )
 
 
@@ -146,7 +146,7 @@ def test_what_the_profiler_took_is_no_reason_against_eager_steps(account, named)
         (range(8), "The steps run operation by operation, 32.0 s of 100.0 s (32 % of run time). Compile"),
         (
             range(41, 91),
-            "Tracing and compiling again what was compiled before took 50.0 s of 100.0 s (50 % of run time)",
+            "Tracing and compiling again took 50.0 s of 100.0 s (50 % of run time)",
         ),
     ],
     ids=["the layers", "in each step"],

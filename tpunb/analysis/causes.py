@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from tpunb.instrument.remedies import Trial
-from tpunb.schema import PEERS
+from tpunb.schema import PEERS, STANDING
 
 
 @dataclass(frozen=True)
@@ -283,8 +283,7 @@ _OF_STARTUP = (
     Cause(
         "T201", "program startup", "retracing",
         when=pl.col("retraced").is_not_null(), saves=pl.col("retracing"),
-        sentence="Tracing and compiling again what was compiled before took {took}: mostly {retraced}, for "
-        "{reason}{at}",
+        sentence="Tracing and compiling again took {took}: mostly {retraced}, {again}, for {reason}{at}",
         remedies=(
             Remedy(
                 "wrap the function in jit or tf.function once, outside of the loop, and call that",
@@ -455,6 +454,13 @@ _OF_STEPS = (
         remedies=(Remedy("capture longer or more windows: tpunb.Schedule(window=..., every=..., budget=...)"),),
         evidence="windows of the profiler", source="a step's metrics are known if a window holds all of it",
         no_fault="its operations are of no interest", of="phase"),
+    Cause(
+        "T312", STANDING, STANDING, saves=pl.col("standing"),
+        sentence="The training stood still for {took}{mostly}",
+        remedies=(
+            Remedy("give that wait a time limit, and see in standing.json of the run what each thread was doing"),),
+        evidence=f"{_CLOCK}no step, and nothing at work that may last; stacks of all threads",
+        source="no step for the longer of 15 s and ten usual steps", no_fault="it was paused on purpose"),
     Cause(
         "T308", None, "frozen model", when=pl.col("frozen_at").is_not_null(),
         saves=pl.col("frozen"),

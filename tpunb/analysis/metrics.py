@@ -30,6 +30,7 @@ from tpunb.step_stats.boundaries import is_primitive
 from tpunb.step_stats.launches import sync_place
 from tpunb.step_stats.sample_places import WORKS
 from tpunb.step_stats.step_fold import LOOP_CALLS
+from tpunb.text import plural
 
 _OPS = {
     "formatting": r"device (data formatting|device copy|copy|transpose|reshape):"
@@ -70,7 +71,7 @@ _CODE_AT = {"thread": _WAITS, "collector": _COLLECTS}
 _CALLS = r" ← .*\bmodel(\.predict|\.predict_on_batch)?$"  # in a callback
 _TEXTS = {  # metrics of the run that are no figures
     *("callback", "retraced", "reason", "changed", "models", "data", "saves", "waits", "evaluates", "eager", "debug"),
-    *("framework", "backend", "collects", "calls", "others", "frozen_at", "cache", "threads", "processors"),
+    *("again", "framework", "backend", "collects", "calls", "others", "frozen_at", "cache", "threads", "processors"),
 }
 _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
 _SMALL_PS, _SMALL_SHARE = 10e6, 0.8  # of PyTorch on a CPU: 3 us each in loops over examples
@@ -360,10 +361,10 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     if code waits for one, "collector" if it collects garbage; ``collects``, "program" if that collects garbage itself;
     ``calls``, "model" if callbacks mostly call one; ``evaluates``: "predict", "mode" if no batch is evaluated, or
     "batches"; ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and ``retraced``,
-    what took most of it, with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``: function, value,
-    shape or growth; ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a known time
-    between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves; ``save_best_ps``,
-    the interval of least loss by Young.
+    what took most of it, with ``callback_ps``, the ``reason`` of retracing, how often ``again``, and what had
+    ``changed``: function, value, shape or growth; ``models``, how many steps of models were traced; ``unplanned``,
+    ``saving`` without a known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time
+    by number of saves; ``save_best_ps``, the interval of least loss by Young.
 
     Parameters
     ----------
@@ -379,7 +380,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     run = run or goodput(phases)
     times = dict(totals(run).select("account", pl.col("time_ps").round().cast(pl.Int64)).iter_rows())
     row: dict[str, object] = {"wall_ps": run.wall_ps}
-    retraced, reason, retracing_ps = _retraced(phases.steps, run.hosts)
+    retraced, reason, retracing_ps, again = _retraced(phases.steps, run.hosts)
     if retraced is not None:
         retracing_ps += int(run.frame.filter(pl.col("detail") == EACH)["time_ps"].sum()) // run.hosts
     taken = {account.metric: times.get(name, 0) for name, account in ACCOUNTS.items()}
@@ -433,6 +434,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         "callback": most[0]["detail"] if most else None,
         "callback_ps": round(most[0]["time_ps"]) if most else None,
         "retraced": retraced,
+        "again": "once" if again == 1 else plural(again, "time"),
         "reason": reason or "arguments that were not seen",
         "changed": next(
             (cause for pattern, cause in _CHANGED.items() if re.search(pattern, f"{retraced}: {reason}")), None
@@ -736,10 +738,10 @@ _CHANGED = {
 """What has changed, by patterns of a function and the reasons why it is compiled again."""
 
 
-def _retraced(steps: Steps, hosts: int) -> tuple[str | None, str | None, int]:
-    """Return which function was traced or compiled again, the last reason, and the time of all of them per host."""
+def _retraced(steps: Steps, hosts: int) -> tuple[str | None, str | None, int, int]:
+    """Return which function was traced or compiled again, the last reason, the time of all per host, and how often."""
     if steps.wall is None:
-        return None, None, 0
+        return None, None, 0, 0
     work, again = r"^(tracing|lowering|compiling) ", r" again for (.*)$"
     spans = (
         steps.wall.spans.filter(pl.col("account") == "program startup", pl.col("detail").str.contains(work))
@@ -758,11 +760,12 @@ def _retraced(steps: Steps, hosts: int) -> tuple[str | None, str | None, int]:
     first, later = (begun.slice(at).first() for at in (0, LOOP_CALLS))
     loops = pl.col("start_ps") >= pl.when(of_library).then(later).otherwise(first or 0)
     more = spans.filter(loops, repeated | pl.col("reason").is_not_null()).group_by("name", maintain_order=True)
-    times = more.agg(pl.col("dur_ps").sum(), pl.col("reason").drop_nulls().last())
+    often = pl.col("work").unique_counts().max()
+    times = more.agg(pl.col("dur_ps").sum(), pl.col("reason").drop_nulls().last(), often=often)
     times = times.sort("dur_ps", descending=True, maintain_order=True)
     if times.is_empty():
-        return None, None, 0
-    return times["name"][0], times["reason"][0], int(times["dur_ps"].sum()) // hosts
+        return None, None, 0, 0
+    return times["name"][0], times["reason"][0], int(times["dur_ps"].sum()) // hosts, times["often"][0] // hosts
 
 
 def _rebuilt(steps: Steps, hosts: int) -> tuple[int, int]:

@@ -84,11 +84,12 @@ def todo(advice: pl.DataFrame, judged: Verdict | None) -> Node:
     ]
     if not items:
         return ["div", {"hidden": "hidden"}]
+    title = "What could still help" if judged is not None and judged.healthy else "What to do"
     rest = [["details", {}, ["summary", {}, f"{len(items) - 2} more"], ["ol", {"start": "3"}, *items[2:]]]]
     return [
         "section",
         {"class": "tpunb-todo", "aria-label": "Advice"},
-        ["h4", {"aria-level": "2"}, "What to do" if judged is None or judged.action is None else "What to do next"],
+        ["h4", {"aria-level": "2"}, title if judged is None or judged.action is None else f"{title} next"],
         ["ol", {}, *items[:2]],
         *(rest if len(items) > 2 else []),
     ]
@@ -133,7 +134,7 @@ def rates(phases: Phases, run: Goodput | None, found: Rates) -> Node:
     counted = [unit for unit in ("samples", "tokens") if phases.steps.frame[unit].count()]
     measured = {"step_ps", "goodput", *(f"{unit}_per_s" for unit in counted)}
     shown = [
-        ("mean step time", row.get("step_ps"), short_time, "step_ps"),
+        ("step time, mean", row.get("step_ps"), short_time, "step_ps"),
         *((f"{unit}/s", row.get(f"{unit}_per_s"), _rate, f"{unit}_per_s") for unit in ("samples", "tokens")),
         ("MFU", row.get("mfu"), lambda share: percent(share, None), "mfu"),
         ("goodput", None if run is None else run.ratio, lambda share: percent(share, None), "goodput"),

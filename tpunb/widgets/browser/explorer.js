@@ -64,9 +64,9 @@ class Explorer extends Panel {
     this.until = field("until", "To (seconds)");
     this.whole = button("Whole run", "Show the whole run", () => this.set("time_range", null), { disabled: true });
     this.clear = button("Clear selection", "Clear the selected phase", () => this.pick(null), { disabled: true });
-    const zoom = make("div", { class: "tpunb-zoom" }, make("span", {}, "Time range (s):"), this.from, "to", this.until,
-      this.whole, this.clear,
-      make("span", {}, this.still ? "" : "Turn the wheel or drag to zoom; click a phase, an account or a mark."));
+    const zoom = make("div", { class: "tpunb-zoom" }, ...this.still ? [this.clear] : [
+      make("span", {}, "Time range (s):"), this.from, "to", this.until, this.whole, this.clear,
+      make("span", {}, "Turn the wheel or drag to zoom; click a phase, an account or a mark.")]);
     this.runs = make("details", { ontoggle: () => this.listRuns() }, make("summary", {}, "Timeline table"), make("div"));
 
     this.graph = this.chart("Sweep curve");
@@ -84,7 +84,7 @@ class Explorer extends Panel {
     this.second = frame.second ? new SecondRun(this) : null;
     this.buttons = new Buttons(this);
     this.advice = make("div");
-    const found = make("details", { class: "tpunb-method", open: !frame.folded },
+    const found = make("details", { class: "tpunb-method", open: !frame.folded && !this.still },
       make("summary", {}, make("h4", { "aria-level": 2 }, "How phases were found")), pick, this.explained,
       make("section", { "aria-label": "Clustering" }, this.graph.host, this.sliding, this.numbers));
     this.root.replaceChildren(make("div", { class: "tpunb-page tpunb-explorer", role: "region",
