@@ -2,11 +2,13 @@
 
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from stand_in import StandIn
 
 import tpunb as tp
 from tpunb import cli
+from tpunb.analysis.verdict import verdict
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler import child_capture
 
@@ -272,6 +275,25 @@ def test_a_program_without_a_framework_is_named_in_one_line(folder):
     out, errors, code = ended(start(folder, "-m", "tpunb", "run", "--", "no-such-program"))
     assert (out, code) == ("", 127)
     assert errors.startswith("tpunb: cannot run 'no-such-program': No such file or directory; ")
+
+
+@needs_keras
+@pytest.mark.live
+def test_a_terminal_gets_the_first_sentence_too(tmp_path):
+    code = "import jax\nstep, x = jax.jit(lambda x: x @ x), jax.numpy.ones((64, 64)) / 64\n"
+    written(tmp_path, f"{code}for _ in range(50):\n    x = step(x).block_until_ready()\n")
+    terminal, end = pty.openpty()
+    process = start(tmp_path, "-m", "tpunb", "run", "-o", "run", "program.py", stderr=end)
+    process.communicate(timeout=600)
+    os.close(end)
+    shown = b""
+    with suppress(OSError):  # of Linux, at the end of a terminal that nobody writes to
+        while part := os.read(terminal, 1024):
+            shown += part
+    os.close(terminal)
+    recorded, sentence = [line.removeprefix("tpunb: ") for line in shown.decode().splitlines() if "tpunb: " in line]
+    assert recorded.endswith("to see it: tpunb report run")
+    assert sentence == verdict(tp.phases(tp.load(tmp_path / "run"))).sentence
 
 
 @pytest.mark.live

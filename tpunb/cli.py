@@ -360,6 +360,19 @@ def _print_end(folder: str, runs: Mapping[str, Process], ending: str | None, ear
         f"to see it: tpunb report {shlex.quote(_shown(shown))}",
     ]
     _print("; ".join(filter(None, parts)))
+    if sys.stderr.isatty() and (sentence := _first_sentence(shown)):
+        _print(sentence)
+
+
+def _first_sentence(run: str) -> str | None:
+    """Return what took the time of a run; None where that is not known, or what reads runs is not installed."""
+    with suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tpunb.analysis.run import phases
+        from tpunb.analysis.verdict import verdict
+
+        return str(verdict(phases(run)) or "") or None
+    return None
 
 
 def _shown(path: str) -> str:
