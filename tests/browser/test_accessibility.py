@@ -77,6 +77,7 @@ def saved(tmp_path_factory):
 def test_a_saved_explorer_has_no_serious_barrier(browser, saved, width, colours):
     page = listened(browser.new_page(viewport={"width": width, "height": 900}, color_scheme=colours))
     page.goto(saved.as_uri())
+    page.get_by_role("heading", name="How phases were found").click()
     expect(page.locator("svg.marks").first).to_be_visible()
     eventually(lambda: has_no_barrier(page))  # what is computed is pale until then
     page.close()

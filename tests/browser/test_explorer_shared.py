@@ -132,6 +132,8 @@ def test_the_saved_page_needs_no_kernel_and_no_network(panel, browser, shots, tm
     page.goto(file.as_uri())
     panel = page.get_by_role("region", name=NAME)
     expect(panel.locator("canvas")).to_have_count(2)
+    expect(panel.get_by_role("slider")).to_have_count(0)  # its method is folded
+    panel.get_by_role("heading", name="How phases were found").click()
     expect(panel.get_by_role("figure").locator("svg.marks")).not_to_have_count(0)
     expect(panel.get_by_role("slider")).to_be_disabled()
     expect(panel.get_by_role("button", name="Open trace")).to_have_count(0)
