@@ -128,23 +128,6 @@ def test_names_of_rules_that_would_meet_are_in_lines_of_their_own():
     }
 
 
-def test_the_criterion_is_held_against_nine_tenths_of_its_range():
-    def lines(sweep):
-        chart = elbow(phases_of(sweeps={"k": sweep}))
-        return [row["bic"] for row in rows_of(chart) if row["about"] == "90 % of its range"], "below 90 %" in str(
-            chart.to_dict()["vconcat"][0]["title"]
-        )
-
-    reached = SWEEPS["k"]  # from -30 to -11
-    assert lines(reached) == ([pytest.approx(-12.9)], False)
-    short = reached.with_columns(by_bic=pl.Series([True, False, False]))
-    assert lines(short) == ([pytest.approx(-12.9)], True)
-    given = reached.filter(pl.col("k") == 2).with_columns(
-        pl.lit(None, pl.Boolean).alias(f"by_{r}") for r in ("elbow", "log", "bic")
-    )
-    assert lines(given) == ([], False)
-
-
 def test_the_chosen_eps_is_inside_the_frame_and_under_a_line():
     chart = charts.dbscan_eps(phases_of()).to_dict()
     rule, bars, diamond = chart["layer"]
