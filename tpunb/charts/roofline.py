@@ -10,7 +10,7 @@ import polars as pl
 
 from tpunb.analysis.roofline import Roofline
 from tpunb.charts.render import LayerPicture
-from tpunb.charts.style import GREY, LETTER, NOISE, PALETTE, TIME, WIDTH, clean, cleaned, listed, names_of, rows_of
+from tpunb.charts.style import GREY, LETTER, NOISE, PALETTE, TIME, WIDTH, clean, cleaned, hue, listed, names_of, rows_of
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.frames import Profile, Steps
 from tpunb.frames.hardware import Device
@@ -60,12 +60,7 @@ def roofline(roof: Roofline) -> LayerPicture:
     log_y = alt.Scale(type="log", nice=False, domain=[min(rates) / 2, max(rates) * 2])
     base = rows_of(points).encode(x=x.scale(log_x), y=y.scale(log_y))
     size = alt.Size("self_ps:Q", scale=alt.Scale(range=[12, 500]), legend=None)
-    hue = alt.Color(
-        "bound:N",
-        scale=alt.Scale(domain=[*_BOUND], range=[*_BOUND.values()]),
-        legend=alt.Legend(title="bound by", orient="bottom"),
-    )
-    colour = alt.value(GREY) if roof.device is None else hue
+    colour = alt.value(GREY) if roof.device is None else hue("bound", _BOUND, title="bound by")
     curve = rows_of(lines).encode(x="intensity:Q", y="rate:Q", detail="line:N")
     peaks, slopes = (
         rows_of(lines.filter("labelled", level=level)).encode(x="intensity:Q", y="rate:Q", text="about:N")
@@ -341,8 +336,8 @@ def _over_time(
     )
     axis, peaks = f"{what} ({unit})", [f"{name} {value:.3g} {unit}" for name, value in shown.rows()]
     others = f"; {highest.height - shown.height} more left out" if highest.height > shown.height else ""
-    hue = alt.Color("name:N", title=None).scale(range=PALETTE)
-    line = rows_of(binned).encode(x=alt.X("second:Q", title=TIME), y=alt.Y("value:Q", title=axis), color=hue)
+    colour = alt.Color("name:N", title=None).scale(range=PALETTE)
+    line = rows_of(binned).encode(x=alt.X("second:Q", title=TIME), y=alt.Y("value:Q", title=axis), color=colour)
     text = cleaned(f"{title} · {profile.name}")
     return LayerPicture(
         layer=[line.mark_line(interpolate="step-after"), line.mark_point(size=9, filled=True)],
