@@ -65,16 +65,6 @@ def test_ranges_of_eps_with_too_few_inside_are_faint():
     assert min(row["low"] for row in rows) > 0  # the axis is a logarithm
 
 
-@pytest.mark.parametrize("flat", [True, False])
-def test_a_flat_curve_is_drawn_small_and_called_flat(flat):
-    sweep = pl.DataFrame(
-        {"threshold": [0.0, 0.5, 1.0], "phases": [2, 2, 2 if flat else 3], "chosen": [False, True, False]}
-    )
-    (plot,) = thresholds(phases_of(sweeps={"threshold": sweep})).to_dict()["vconcat"]
-    assert (plot["height"] < 50) == flat
-    assert ("flat: the same phases at every threshold" in plot["title"]["subtitle"]) == flat
-
-
 def test_of_a_thousand_thresholds_the_turns_are_drawn():
     sweep = pl.DataFrame({"threshold": [i / 1000 for i in range(1001)]}).with_columns(
         phases=pl.when(pl.col("threshold") > 0.5).then(7).otherwise(1), chosen=pl.col("threshold") == 0.7

@@ -17,7 +17,6 @@ from tpunb.errors import TpunbError
 from tpunb.frames import Phases
 from tpunb.text import cut, plain, plural
 
-_FLAT = 36  # points: height of a plot without a change
 _POINTS = 60  # rows of a sweep that are all drawn; of longer ones, where a curve changes
 _CHOICE: dict[str, Any] = {"color": GREY, "filled": True, "opacity": 1, "size": 170, "shape": "diamond"}
 
@@ -52,14 +51,10 @@ def sweep_curve(phases: Phases) -> VConcatPicture:
     choice = f"chosen (diamond): {chosen['about'][0]}" if chosen.height else "none was chosen"
     axis = WHOLE if slider.step >= 1 else alt.Axis(tickCount=10)
     x = alt.X(f"{slider.parameter}:Q", title=slider.label, axis=axis).scale(zero=False)
-    flat = [curve for curve in slider.curves if sweep.height > 1 and sweep[curve.column].n_unique() == 1]
     plots = [_plot(sweep, curve, x) for curve in slider.curves]
     title = titled(phases, slider.title or f"{type(phases.method).__name__}: {slider.parameter}")
     plots[0].height = 200
-    for plot, curve in zip(plots, slider.curves, strict=True):
-        if curve in flat:
-            plot.height = _FLAT
-    plots[0].title = alt.TitleParams(title, subtitle=[choice.partition(", ")[0], *_flat(flat, slider)])
+    plots[0].title = alt.TitleParams(title, subtitle=[choice.partition(", ")[0]])
     if slider.rules:
         plots[0].title.offset = 20
         plots[0].layer += _rule_marks(sweep, slider, x)
@@ -116,12 +111,6 @@ def _counts(values: pl.Series) -> alt.Axis:
     """Return an axis of counts without the fractions that Vega draws between few of them."""
     most = max([0, *values])
     return alt.Axis(values=[*range(most + 1)], format="d") if most <= 8 else WHOLE
-
-
-def _flat(curves: list[Curve], slider: SliderSpec) -> list[str]:
-    """Return the subtitle of curves without a change."""
-    names = " and ".join(curve.title or curve.column for curve in curves)
-    return [f"flat: the same {names} at every {slider.parameter}"] if curves else []
 
 
 def _rule_marks(sweep: pl.DataFrame, slider: SliderSpec, x: alt.X) -> list[alt.Chart]:
