@@ -1,6 +1,5 @@
 """Two runs, and what methods make of one, side by side."""
 
-import re
 from dataclasses import replace
 
 import polars as pl
@@ -9,7 +8,6 @@ from chart_checks import EVIL, rows_of, texts_of
 
 import tpunb as tp
 from tpunb import charts, schema
-from tpunb.analysis import label_agreement
 from tpunb.charts import render
 from tpunb.errors import TpunbError
 from tpunb.testing import toy_steps
@@ -23,11 +21,6 @@ def run_of(pattern, name="toy", kinds=None, stretch=1):
     )
     labels = [ord(letter) - ord("a") for letter in pattern]
     return tp.phases(replace(steps, frame=frame, name=name), lambda full: [labels[step] for step in full.frame["step"]])
-
-
-def agreements(*rows):
-    pairs = [(a, b, ari, ari, ari) for a, b, ari in rows]
-    return pl.DataFrame(pairs, schema=schema.LABEL_AGREEMENT, orient="row")
 
 
 # -- compared ---------------------------------------------------------------------------------------------------------
@@ -92,73 +85,6 @@ def test_long_names_of_runs_and_marks_are_cut_in_the_middle(tmp_path):
     for drawn in (texts_of(chart), (tmp_path / "chart.svg").read_text()):
         assert "y end" in drawn  # Vega has not cut it again
     assert len(chart.description) < 250
-
-
-# -- agreed -----------------------------------------------------------------------------------------------------------
-
-
-def test_every_two_methods_are_two_cells_and_each_by_itself_is_one():
-    chart = charts.agreed(agreements(("x", "y", 0.5), ("x", "z", -0.001), ("y", "z", 1.0)))
-    cells = {(row["a"], row["b"]): row for row in rows_of(chart)}
-    assert {at: row["ari"] for at, row in cells.items()} == {
-        ("x", "x"): 1,
-        ("y", "y"): 1,
-        ("z", "z"): 1,
-        ("x", "y"): 0.5,
-        ("y", "x"): 0.5,
-        ("x", "z"): -0.001,
-        ("z", "x"): -0.001,
-        ("y", "z"): 1,
-        ("z", "y"): 1,
-    }
-    assert len(rows_of(chart)) == 9
-    assert cells["x", "y"]["about"] == "x and y: adjusted Rand index 0.5"
-    assert cells["x", "z"]["shade"] == 0
-    assert "least: x and z, 0.00" in chart.description  # never -0.00
-    said = texts_of(chart)
-    assert "1.00" in said
-    assert "0.50" in said
-    assert "0.00" in said
-    assert not re.search(r"[-\N{MINUS SIGN}]0\.00\b", said)
-
-
-def test_what_methods_agree_on_can_be_drawn():
-    methods = [tp.DBSCAN(), tp.OLS()]
-    for pattern in ("a", "aaabbbaab"):
-        chart = charts.agreed(label_agreement(toy_steps(pattern), methods))
-        assert {row["a"] for row in rows_of(chart)} == {"DBSCAN()", "OLS()"}
-        assert render.png(chart)
-
-
-def test_no_methods_are_no_picture():
-    with pytest.raises(TpunbError, match="no two methods") as caught:
-        charts.agreed(pl.DataFrame(schema=schema.LABEL_AGREEMENT))
-    assert caught.value.hint
-
-
-def test_long_names_of_methods_are_cut_and_stay_apart():
-    features = "x" * 300
-    names = [f"KMeans(k={k}, features='{features}')" for k in (3, 4)] + [
-        f"KMeans(features='{k + features}')" for k in "ab"
-    ]
-    pairs = [(a, b, 0.5) for i, a in enumerate(names) for b in names[i + 1 :]]
-    labels = {row["a"] for row in rows_of(charts.agreed(agreements(*pairs)))}
-    assert len(labels) == 4
-    assert max(map(len, labels)) <= 30
-    assert len(rows_of(charts.agreed(agreements(*pairs)))) == 16
-
-
-def test_two_methods_of_one_name_are_one_cell():
-    chart = charts.agreed(label_agreement(toy_steps("aaabbb"), [tp.OLS(), tp.OLS()]))
-    assert [(row["a"], row["b"], row["ari"]) for row in rows_of(chart)] == [("OLS()", "OLS()", 1)]
-    assert render.svg(chart)
-
-
-def test_names_of_methods_stay_text():
-    chart = charts.agreed(agreements(*((evil, "\\\"'] + alert(1) + ['", 0.5) for evil in EVIL)))
-    said = texts_of(chart)
-    assert all(evil[:9] in said for evil in EVIL)
-    assert "alert(1)" in said
 
 
 def test_two_runs_of_one_name_are_numbered():

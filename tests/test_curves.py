@@ -65,16 +65,6 @@ def test_ranges_of_eps_with_too_few_inside_are_faint():
     assert min(row["low"] for row in rows) > 0  # the axis is a logarithm
 
 
-@pytest.mark.parametrize("flat", [True, False])
-def test_a_flat_curve_is_drawn_small_and_called_flat(flat):
-    sweep = pl.DataFrame(
-        {"threshold": [0.0, 0.5, 1.0], "phases": [2, 2, 2 if flat else 3], "chosen": [False, True, False]}
-    )
-    (plot,) = thresholds(phases_of(sweeps={"threshold": sweep})).to_dict()["vconcat"]
-    assert (plot["height"] < 50) == flat
-    assert ("flat: the same phases at every threshold" in plot["title"]["subtitle"]) == flat
-
-
 def test_of_a_thousand_thresholds_the_turns_are_drawn():
     sweep = pl.DataFrame({"threshold": [i / 1000 for i in range(1001)]}).with_columns(
         phases=pl.when(pl.col("threshold") > 0.5).then(7).otherwise(1), chosen=pl.col("threshold") == 0.7
@@ -126,23 +116,6 @@ def test_names_of_rules_that_would_meet_are_in_lines_of_their_own():
         "elbow of the log": 1,
         "BIC": 0,
     }
-
-
-def test_the_criterion_is_held_against_nine_tenths_of_its_range():
-    def lines(sweep):
-        chart = elbow(phases_of(sweeps={"k": sweep}))
-        return [row["bic"] for row in rows_of(chart) if row["about"] == "90 % of its range"], "below 90 %" in str(
-            chart.to_dict()["vconcat"][0]["title"]
-        )
-
-    reached = SWEEPS["k"]  # from -30 to -11
-    assert lines(reached) == ([pytest.approx(-12.9)], False)
-    short = reached.with_columns(by_bic=pl.Series([True, False, False]))
-    assert lines(short) == ([pytest.approx(-12.9)], True)
-    given = reached.filter(pl.col("k") == 2).with_columns(
-        pl.lit(None, pl.Boolean).alias(f"by_{r}") for r in ("elbow", "log", "bic")
-    )
-    assert lines(given) == ([], False)
 
 
 def test_the_chosen_eps_is_inside_the_frame_and_under_a_line():

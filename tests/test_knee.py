@@ -12,7 +12,7 @@ def test_finds_the_elbow():
 
 
 def test_finds_the_knee_of_a_rising_curve():
-    assert knee(range(10), [0, 0, 0, 0, 0, 0, 0, 1, 3, 9], curve="convex", direction="increasing") in (6, 7, 8)
+    assert knee(range(10), [0, 0, 0, 0, 0, 0, 0, 1, 3, 9], direction="increasing") in (6, 7, 8)
 
 
 def test_an_int_that_json_knows():
@@ -53,10 +53,8 @@ def test_a_curve_that_bends_the_other_way_has_no_knee(direction):
     squares = [x * x for x in range(8)]
     hollow = squares if direction == "increasing" else squares[::-1]
     round_ = [-y for y in (squares if direction == "decreasing" else squares[::-1])]
-    assert knee(range(8), hollow, curve="concave", direction=direction) is None
-    assert knee(range(8), round_, curve="convex", direction=direction) is None
-    assert knee(range(8), hollow, curve="convex", direction=direction) is not None
-    assert knee(range(8), round_, curve="concave", direction=direction) is not None
+    assert knee(range(8), round_, direction=direction) is None
+    assert knee(range(8), hollow, direction=direction) is not None
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=12))

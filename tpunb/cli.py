@@ -601,32 +601,19 @@ def _runs(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps(found, indent=_indent()))
             return 0
-        titles = [("RUN", "CAUSE", "CHANGE", "DECISION", "OUTPUT", "PROMISED", "SAVED", "OF")]
+        heads = [("RUN", "CAUSE", "CHANGE", "DECISION", "OUTPUT", "PROMISED", "SAVED", "OF")]
         words = [[str(each[name]) for name in ("run", "cause", "change", "decision", "output")] for each in found]
         seconds = [[each[name] for name in ("promised_s", "saved_s", "before_s")] for each in found]
         shown_s = [["-" if time_s is None else f"{time_s:.2f} s" for time_s in row] for row in seconds]
-        _print_table([*titles, *(tuple(map(plain, [*row, *more])) for row, more in zip(words, shown_s, strict=True))])
+        _print_table([*heads, *(tuple(map(plain, [*row, *more])) for row, more in zip(words, shown_s, strict=True))])
         return 0
     frame = runs(options.folder)
     if options.json:
         rows = frame.with_columns(started=frame["started"].dt.to_string("iso:strict")).to_dicts()
         print(json.dumps(rows, indent=_indent()))
         return 0
-    shown: list[tuple[str, ...]] = [
-        (
-            "STARTED",
-            "RUN",
-            "PROGRAM",
-            "DEVICE",
-            "TIME",
-            "GOODPUT",
-            "STEP",
-            "STEPS",
-            "PHASES",
-            *("SAMPLES/S", "TOKENS/S", "MFU"),
-            "STATE",
-        )
-    ]
+    titles = "STARTED", "RUN", "PROGRAM", "DEVICE", "TIME", "GOODPUT", "STEP", "STEPS", "PHASES"
+    shown: list[tuple[str, ...]] = [(*titles, "SAMPLES/S", "TOKENS/S", "MFU", "STATE")]
     for started, name, program, device, wall_ps, share, step_ps, steps, phases, *rates, state in frame.iter_rows():
         when = "-" if started is None else f"{started:%Y-%m-%d %H:%M}"
         times = ("-" if wall_ps is None else duration(wall_ps), "-" if share is None else percent(share))

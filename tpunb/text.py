@@ -111,14 +111,17 @@ def plural(n: int, noun: str) -> str:
     return f"{n:,} {noun}{ending}"
 
 
-def enumerated(values: Iterable[object], most: int = 8) -> str:
+_LISTED = 8
+
+
+def enumerated(values: Iterable[object]) -> str:
     """Return values in words; of many the first.
 
-    >>> enumerated([0, 1]), enumerated(range(9), 3)
-    ('0, 1', '0, 1, 2, …')
+    >>> enumerated([0, 1]), enumerated(range(9))
+    ('0, 1', '0, 1, 2, 3, 4, 5, 6, 7, …')
     """
     texts = [str(value) for value in values]
-    return ", ".join([*texts[:most], *["…"] * (len(texts) > most)])
+    return ", ".join([*texts[:_LISTED], *["…"] * (len(texts) > _LISTED)])
 
 
 def count(n: int) -> str:

@@ -5,7 +5,7 @@ charts offline.
 """
 
 from tpunb.charts.accounts import accounts
-from tpunb.charts.compared import agreed, compared
+from tpunb.charts.compared import compared
 from tpunb.charts.curves import dbscan_eps, hdbscan_tree, sweep_curve
 from tpunb.charts.history import history
 from tpunb.charts.hosts import hosts
@@ -18,7 +18,6 @@ from tpunb.charts.trials import trials
 
 __all__ = [
     "accounts",
-    "agreed",
     "colours",
     "compared",
     "counters",

@@ -11,7 +11,7 @@ import polars as pl
 
 from tpunb.analysis.goodput import Goodput, totals
 from tpunb.charts.render import LayerPicture
-from tpunb.charts.style import WIDTH, cleaned, rows_of
+from tpunb.charts.style import WIDTH, cleaned, hue, rows_of
 from tpunb.errors import TpunbError
 from tpunb.schema import ACCOUNTS
 from tpunb.text import cut, duration, percent, plural
@@ -32,21 +32,14 @@ def accounts(goodput: Goodput) -> LayerPicture:
     """
     rows = account_rows(goodput)
     labels = {row["account"]: f"{row['account']} · {row['time']}" for row in rows.iter_rows(named=True)}
-    legend = alt.Legend(
-        orient="bottom",
-        columns=4,
-        title=None,
-        symbolType="square",
-        symbolStrokeWidth=0,
-        offset=6,
-        labelExpr=f"{json.dumps(labels)}[datum.label]",
-    )
+    colours = {name: ACCOUNTS[name].colour for name in labels}
+    look: dict[str, Any] = {"columns": 4, "title": None, "symbolType": "square", "symbolStrokeWidth": 0, "offset": 6}
+    colour = hue("account", colours, **look, labelExpr=f"{json.dumps(labels)}[datum.label]")
     n, wall = goodput.hosts, f"{duration(goodput.wall_ps)} wall time"
     mean = f", mean of {plural(n, 'host')}" if n > 1 else ""
     return _bar(
         rows_of(rows),
-        legend,
-        [*labels],
+        colour,
         title=alt.TitleParams("Wall time by account", subtitle=[f"{wall}{mean}"]),
         description=f"Wall time by account: {wall}{mean}. {'; '.join(labels.values())}.",
         width=WIDTH,
@@ -107,14 +100,11 @@ def _listed(details: pl.DataFrame) -> str:
     return "".join(f"; {text}" for text in (*texts, *more))
 
 
-def _bar(base: alt.Chart, legend: alt.Legend, names: list[str], **more: Any) -> LayerPicture:
+def _bar(base: alt.Chart, colour: alt.Color, **more: Any) -> LayerPicture:
     """Return the parts of the bar and the numbers in them."""
     x = alt.X("before:Q", title="wall time (s)", axis=alt.Axis(grid=False, tickCount=10)).scale(nice=False)
-    hue = alt.Color(
-        "account:N", scale=alt.Scale(domain=names, range=[ACCOUNTS[name].colour for name in names]), legend=legend
-    )
     number = base.transform_calculate(middle="(datum.before + datum.until) / 2").encode(x="middle:Q", text="text:N")
-    layers = [base.mark_rect().encode(x=x, x2="until:Q", color=hue)]
+    layers = [base.mark_rect().encode(x=x, x2="until:Q", color=colour)]
     for dark, ink in (("datum.dark", "black"), ("!datum.dark", "white")):
         layers.append(number.transform_filter(dark).mark_text(color=ink, fontWeight="bold", tooltip=None))
     return LayerPicture(layer=layers, height=30, **more)

@@ -1,4 +1,4 @@
-"""Charts of comparisons: two runs phase by phase, and the agreement of methods on one run."""
+"""Chart of a comparison: two runs phase by phase."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import polars as pl
 
 from tpunb.analysis.compare import Comparison
 from tpunb.charts.render import LayerPicture
-from tpunb.charts.style import GREY, PALETTE, WIDEST, WIDTH, counted, names_of, rows_of
+from tpunb.charts.style import GREY, WIDEST, WIDTH, counted, names_of, rows_of
 from tpunb.errors import TpunbError
 from tpunb.text import cut
 
 _BARS = 20  # at most in one chart
-_RUN, _NAME, _METHOD = 32, 22, 26  # letters of a name
+_RUN, _NAME = 32, 22  # letters of a name
 
 
 def compared(comparison: Comparison) -> LayerPicture:
@@ -61,41 +61,4 @@ def compared(comparison: Comparison) -> LayerPicture:
         description=f"Ratio of step times by phase, {b} by {a}: {comparison.sentence}.",
         width=WIDTH - 200,
         height=alt.Step(34),
-    )
-
-
-def agreed(label_agreement: pl.DataFrame) -> LayerPicture:
-    """Return the adjusted Rand index of every two methods, 1 identical and 0 chance."""
-    if label_agreement.is_empty():
-        raise TpunbError("no two methods to compare", hint="tpunb.cluster.agreement(steps, methods) takes two or more")
-    names = list(dict.fromkeys([*label_agreement["a"], *label_agreement["b"]]))
-    label = dict(zip(names, names_of(names, _METHOD), strict=True))
-    pairs = label_agreement.select(pl.col("a", "b").replace_strict(label, return_dtype=pl.String), "ari")
-    diagonal = pl.DataFrame({"a": label.values(), "b": label.values()}).with_columns(ari=pl.lit(1.0))
-    rows = pl.concat([pairs, pairs.select(a="b", b="a", ari="ari"), diagonal]).with_columns(
-        shade=pl.col("ari").clip(0, 1),
-        about=pl.format("{} and {}: adjusted Rand index {}", "a", "b", pl.col("ari").round(3)),
-    )
-    rows = rows.unique(["a", "b"], keep="first", maintain_order=True)
-    worst = pairs.sort("ari").row(0, named=True)
-    least = f"least: {worst['a']} and {worst['b']}, {round(worst['ari'], 2) + 0.0:.2f}"  # never -0.00
-    order = [*label.values()]
-    x = alt.X("a:N", sort=order, title=None, axis=alt.Axis(labelAngle=-30, labelLimit=WIDEST))
-    y = alt.Y("b:N", sort=order, title=None, axis=alt.Axis(labelLimit=WIDEST))
-    base = rows_of(rows).encode(x=x, y=y)
-    colour = alt.Color("shade:Q", title="agreement", scale=alt.Scale(domain=[0, 1], range=["#e8eef4", PALETTE[0]]))
-    same, dark = alt.datum.a == alt.datum.b, alt.datum.shade > 0.6
-    ink = alt.when(same).then(alt.value(GREY)).when(dark).then(alt.value("white")).otherwise(alt.value("black"))
-    return LayerPicture(
-        layer=[
-            base.mark_rect().encode(
-                color=alt.when(same).then(alt.value(GREY)).otherwise(colour),
-                opacity=alt.when(same).then(alt.value(0.15)).otherwise(alt.value(1)),
-            ),
-            base.mark_text().encode(text=alt.Text("ari:Q", format=".2f"), color=ink),
-        ],
-        title=alt.TitleParams("Agreement of the methods (adjusted Rand index)", subtitle=[least]),
-        description=f"Agreement of every two methods on the phases, 1 is identical and 0 chance; {least}.",
-        width=alt.Step(96),
-        height=alt.Step(44),
     )

@@ -17,7 +17,6 @@ from tpunb.errors import TpunbError
 from tpunb.frames import Phases
 from tpunb.text import cut, plain, plural
 
-_FLAT = 36  # points: height of a plot without a change
 _POINTS = 60  # rows of a sweep that are all drawn; of longer ones, where a curve changes
 _CHOICE: dict[str, Any] = {"color": GREY, "filled": True, "opacity": 1, "size": 170, "shape": "diamond"}
 
@@ -52,16 +51,10 @@ def sweep_curve(phases: Phases) -> VConcatPicture:
     choice = f"chosen (diamond): {chosen['about'][0]}" if chosen.height else "none was chosen"
     axis = WHOLE if slider.step >= 1 else alt.Axis(tickCount=10)
     x = alt.X(f"{slider.parameter}:Q", title=slider.label, axis=axis).scale(zero=False)
-    flat = [curve for curve in slider.curves if sweep.height > 1 and sweep[curve.column].n_unique() == 1]
     plots = [_plot(sweep, curve, x) for curve in slider.curves]
     title = titled(phases, slider.title or f"{type(phases.method).__name__}: {slider.parameter}")
     plots[0].height = 200
-    for plot, curve in zip(plots, slider.curves, strict=True):
-        if curve in flat:
-            plot.height = _FLAT
-    plots[0].title = alt.TitleParams(
-        title, subtitle=[choice.partition(", ")[0], *_missed(sweep, slider), *_flat(flat, slider)]
-    )
+    plots[0].title = alt.TitleParams(title, subtitle=[choice.partition(", ")[0]])
     if slider.rules:
         plots[0].title.offset = 20
         plots[0].layer += _rule_marks(sweep, slider, x)
@@ -103,7 +96,7 @@ def _plot(sweep: pl.DataFrame, curve: Curve, x: alt.X) -> alt.LayerChart:
     elif sweep[curve.column].dtype.is_integer():
         y = y.axis(_counts(sweep[curve.column]))
     elif not curve.percent_of:
-        y = y.scale(zero=curve.goal is None)
+        y = y.scale(zero=False)
     base, choice = rows_of(sweep).encode(x=x, y=y), rows_of(sweep.filter("chosen")).encode(x=x)
     layers = [
         choice.mark_rule(strokeDash=[4, 3]),
@@ -111,11 +104,6 @@ def _plot(sweep: pl.DataFrame, curve: Curve, x: alt.X) -> alt.LayerChart:
         base.mark_point(color=GREY, filled=True, opacity=1, size=36),
         choice.mark_point(**_CHOICE).encode(y=y),
     ]
-    if (level := _level(sweep, curve)) is not None:
-        row = pl.DataFrame({curve.column: [level], "about": [f"{100 * (curve.goal or 0):.0f} % of its range"]})
-        line = rows_of(row).encode(y=f"{curve.column}:Q")
-        name = line.mark_text(align="right", baseline="top", dx=-4, dy=4).encode(x=alt.value("width"), text="about:N")
-        layers += [line.mark_rule(strokeDash=[4, 3], color=GREY), name]
     return alt.LayerChart(layer=layers, width=WIDTH, height=110)
 
 
@@ -123,27 +111,6 @@ def _counts(values: pl.Series) -> alt.Axis:
     """Return an axis of counts without the fractions that Vega draws between few of them."""
     most = max([0, *values])
     return alt.Axis(values=[*range(most + 1)], format="d") if most <= 8 else WHOLE
-
-
-def _level(sweep: pl.DataFrame, curve: Curve) -> float | None:
-    """Return the value of a curve's goal; None without a goal or a range."""
-    values = sweep[curve.column].fill_nan(None).drop_nulls()
-    least, most = values.min(), values.max()
-    if curve.goal is None or not isinstance(least, float) or not isinstance(most, float) or least == most:
-        return None
-    return least + curve.goal * (most - least)
-
-
-def _missed(sweep: pl.DataFrame, slider: SliderSpec) -> list[str]:
-    """Return the subtitles of goals that are not reached."""
-    goals = [(curve, level) for curve in slider.curves if (level := _level(sweep, curve)) is not None]
-    return [curve.goal_missed for curve, level in goals if (sweep.filter(curve.goal_rule)[curve.column] < level).any()]
-
-
-def _flat(curves: list[Curve], slider: SliderSpec) -> list[str]:
-    """Return the subtitle of curves without a change."""
-    names = " and ".join(curve.title or curve.column for curve in curves)
-    return [f"flat: the same {names} at every {slider.parameter}"] if curves else []
 
 
 def _rule_marks(sweep: pl.DataFrame, slider: SliderSpec, x: alt.X) -> list[alt.Chart]:

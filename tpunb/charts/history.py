@@ -7,7 +7,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.charts.render import VConcatPicture
-from tpunb.charts.style import OTHERS, PALETTE, WIDTH, listed, names_of, rows_of
+from tpunb.charts.style import OTHERS, PALETTE, WIDTH, hue, listed, names_of, rows_of
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.text import duration, percent, plural
 
@@ -39,12 +39,9 @@ def history(runs: pl.DataFrame) -> VConcatPicture:
     if rows.is_empty():
         raise TpunbError("no run to draw", hint='pass tp.runs("runs/")')
     programs = rows["program"].unique(maintain_order=True).to_list()
-    hues = [PALETTE[i] if i < len(PALETTE) else OTHERS for i in range(len(programs))]
-    colour = alt.Color(
-        "program:N",
-        scale=alt.Scale(domain=programs, range=hues),
-        legend=alt.Legend(orient="bottom", title=None, columns=2) if len(programs) > 1 else None,
-    )
+    colours = {program: PALETTE[i] if i < len(PALETTE) else OTHERS for i, program in enumerate(programs)}
+    colour = hue("program", colours, title=None, columns=2)
+    colour = colour if len(programs) > 1 else colour.legend(None)
     names = rows["run"].to_list()
     first, last = (rows["date"].drop_nulls().gather([at]).to_list() if rows["date"].count() else [] for at in (0, -1))
     when = " to ".join(dict.fromkeys([*first, *last]))

@@ -7,7 +7,7 @@ import polars as pl
 
 from tpunb.analysis.stragglers import Hosts
 from tpunb.charts.render import LayerPicture
-from tpunb.charts.style import GREY, INK, PALETTE, WHOLE, WIDTH, listed, names_of, rows_of
+from tpunb.charts.style import GREY, INK, PALETTE, WHOLE, WIDTH, hue, listed, names_of, rows_of
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.text import percent, plural
 
@@ -52,12 +52,8 @@ def hosts(found: Hosts) -> LayerPicture:
     )
     y = alt.Y("label:N", sort=facts["label"].to_list(), title=None, scale=alt.Scale(domain=facts["label"].to_list()))
     x = alt.X("first:Q", title="step", axis=WHOLE, scale=alt.Scale(domain=[steps[0], steps[-1] + 1], nice=False))
-    causes = [cause for cause in _HUES if cause in {*facts["cause"]}]
-    hue = alt.Color(
-        "cause:N",
-        scale=alt.Scale(domain=causes, range=[_HUES[cause] for cause in causes]),
-        legend=alt.Legend(orient="bottom", title="cause", symbolType="square", symbolOpacity=1, symbolStrokeWidth=0),
-    )
+    causes = {cause: colour for cause, colour in _HUES.items() if cause in {*facts["cause"]}}
+    colour = hue("cause", causes, title="cause", symbolType="square", symbolOpacity=1, symbolStrokeWidth=0)
     most = float(cells["late"].quantile(0.95) or 1)
     strength = alt.Opacity(
         "late:Q",
@@ -79,7 +75,7 @@ def hosts(found: Hosts) -> LayerPicture:
     about = f"{plural(len(judged), 'host')}, {len(shown):,} shown; {plural(len(named), 'straggler')}"
     about += f", without which the job would gain {together} of step time" if len(named) else ""
     return LayerPicture(
-        layer=[base.mark_rect().encode(x=x, x2="until:Q", y=y, color=hue, opacity=strength), labels],
+        layer=[base.mark_rect().encode(x=x, x2="until:Q", y=y, color=colour, opacity=strength), labels],
         title=alt.TitleParams("Hosts that others wait for", subtitle=[about, "right: gain if replaced, of step time"]),
         description=f"How late hosts came in each step. {about}. {listed(texts)}.",
         width=WIDTH,

@@ -7,7 +7,7 @@ import polars as pl
 
 from tpunb.analysis.stragglers import Hosts
 from tpunb.charts.render import VConcatPicture
-from tpunb.charts.style import INK, PALETTE, WIDTH, listed, names_of, rows_of
+from tpunb.charts.style import INK, PALETTE, WIDTH, hue, listed, names_of, rows_of
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.step_stats.op_names import PEERS
 from tpunb.text import plural
@@ -112,15 +112,11 @@ def _chain(found: Hosts, step: int) -> pl.DataFrame:
 
 def _gantt(chain: pl.DataFrame, title: str) -> alt.Chart:
     order = chain.sort("place")["label"].unique(maintain_order=True).to_list()
-    kinds = [kind for kind in _HUES if kind in {*chain["kind"]}]
-    hue = alt.Color(
-        "kind:N",
-        scale=alt.Scale(domain=kinds, range=[_HUES[kind] for kind in kinds]),
-        legend=alt.Legend(orient="bottom", title=None, symbolType="square", symbolStrokeWidth=0),
-    )
+    kinds = {kind: colour for kind, colour in _HUES.items() if kind in {*chain["kind"]}}
+    colour = hue("kind", kinds, title=None, symbolType="square", symbolStrokeWidth=0)
     x = alt.X("begin:Q", title="time in the step without gaps (s)", scale=alt.Scale(nice=False))
     y = alt.Y("label:N", sort=order, title=None)
-    chart = rows_of(chain.drop("place")).mark_rect().encode(x=x, x2="end:Q", y=y, color=hue)
+    chart = rows_of(chain.drop("place")).mark_rect().encode(x=x, x2="end:Q", y=y, color=colour)
     shown: alt.Chart = chart.properties(
         width=WIDTH, height=_ROW * len(order), title=alt.TitleParams(title, fontSize=11)
     )

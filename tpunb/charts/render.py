@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import re
 import zlib
-from collections.abc import Mapping
 from html import escape
 from typing import Any
 from uuid import uuid4
@@ -33,9 +32,6 @@ _POINT = re.compile(
     r'<path transform="translate\(([-\d.]+),([-\d.]+)\)" '
     r'd="M([\d.]+),0A\3,\3,0,1,1,-\3,0A\3,\3,0,1,1,\3,0" fill="([^"]+)" stroke-width="\d"/>'
 )
-
-Tables = Mapping[str, list[dict[str, Any]]]
-"""Rows of the tables that a chart only names."""
 
 
 class Picture(alt.TopLevelMixin):
@@ -66,9 +62,9 @@ def inline(chart: alt.TopLevelMixin) -> str:
     return f'<div class="{name}" style="{look}">{either}{both}</div>'
 
 
-def svg(chart: alt.TopLevelMixin, tables: Tables | None = None) -> str:
+def svg(chart: alt.TopLevelMixin) -> str:
     """Return an inline SVG: transparent, in the text colour of the page, with unique ids."""
-    root = ElementTree.fromstring(_drawn(_filled(spec(chart), tables)))
+    root = ElementTree.fromstring(_drawn(spec(chart)))
     prefix = f"t{uuid4().hex[:10]}-"
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
@@ -99,9 +95,9 @@ def spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
     return _themed(chart, "currentColor", "transparent")
 
 
-def png(chart: alt.TopLevelMixin, *, scale: int = 2) -> bytes:
-    """Return a PNG on white, `scale` pixels per point."""
-    return _packed(vl_convert.vegalite_to_png(_on_white(chart), VEGA_LITE, scale=scale, allowed_base_urls=[]))
+def png(chart: alt.TopLevelMixin) -> bytes:
+    """Return a PNG on white, two pixels per point."""
+    return _packed(vl_convert.vegalite_to_png(_on_white(chart), VEGA_LITE, scale=2, allowed_base_urls=[]))
 
 
 def _packed(png: bytes) -> bytes:
@@ -143,10 +139,6 @@ def _joined(paths: re.Match[str]) -> str:
 
 def _drawn(spec: dict[str, Any]) -> str:
     return vl_convert.vegalite_to_svg(spec, VEGA_LITE, allowed_base_urls=[])
-
-
-def _filled(spec: dict[str, Any], tables: Tables | None) -> dict[str, Any]:
-    return spec if not tables else {**spec, "datasets": {**spec.get("datasets", {}), **tables}}
 
 
 def _on_white(chart: alt.TopLevelMixin) -> dict[str, Any]:

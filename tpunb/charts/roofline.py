@@ -10,7 +10,7 @@ import polars as pl
 
 from tpunb.analysis.roofline import Roofline
 from tpunb.charts.render import LayerPicture
-from tpunb.charts.style import GREY, LETTER, NOISE, PALETTE, TIME, WIDTH, clean, cleaned, listed, names_of, rows_of
+from tpunb.charts.style import GREY, LETTER, NOISE, PALETTE, TIME, WIDTH, clean, cleaned, hue, listed, names_of, rows_of
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.frames import Profile, Steps
 from tpunb.frames.hardware import Device
@@ -22,7 +22,7 @@ _MARGIN = 4.0  # by which the axes exceed points and ridge
 _BOUND = {"compute": PALETTE[0], "memory": PALETTE[1]}
 
 
-def roofline(roof: Roofline, *, backdrop: pl.DataFrame | None = None) -> LayerPicture:
+def roofline(roof: Roofline) -> LayerPicture:
     """Return the rows of a roofline by intensity and rate, both logarithmic, under the roof of the device.
 
     The roof rises with the memory bandwidth to the ridge and is level at the peak. Peaks of other data types of these
@@ -33,8 +33,6 @@ def roofline(roof: Roofline, *, backdrop: pl.DataFrame | None = None) -> LayerPi
     ----------
     roof
         Roofline whose rows are the points.
-    backdrop
-        Frame with ``intensity`` and ``rate`` of other measurements, in grey: ``tp.studies.sweeps.paradnn.traces()``.
 
     Raises
     ------
@@ -49,29 +47,20 @@ def roofline(roof: Roofline, *, backdrop: pl.DataFrame | None = None) -> LayerPi
     if placed.is_empty():
         raise TpunbError("no row of the roofline has FLOPs and bytes", hint="choose another level: by='run'")
     points = _points(placed.head(_POINTS))
-    device, others = cleaned(plain(roof.device_label)), _backdrop(backdrop)
-    lines = _lines(points, roof.device, others["intensity"].to_list())
+    device, lines = cleaned(plain(roof.device_label)), _lines(points, roof.device)
     left_out = f", {len(placed) - len(points)} of less headroom not shown" if len(placed) > len(points) else ""
     left_out += f", {len(roof) - len(placed)} without known FLOPs not shown" if len(roof) > len(placed) else ""
-    behind = f"; grey: {plural(len(others), 'point')} of other measurements" if len(others) else ""
     utilisation = roof.utilisation
     reached = f"; {_pair(utilisation)} of peak FLOP/s reached" if utilisation else ""
     x = alt.X("intensity:Q", title="intensity (FLOP/byte)", axis=alt.Axis(format="~g", tickCount=6))
     y = alt.Y("rate:Q", title="rate (FLOP/s)", axis=alt.Axis(format="~s", tickCount=6))
-    rates = [*points["rate"], *lines["rate"], *others["rate"]]
-    across = lines["intensity"].to_list() or [
-        *(at * by for at in (*points["intensity"], *others["intensity"]) for by in (1 / _MARGIN, _MARGIN))
-    ]
+    rates = [*points["rate"], *lines["rate"]]
+    across = lines["intensity"].to_list() or [at * by for at in points["intensity"] for by in (1 / _MARGIN, _MARGIN)]
     log_x = alt.Scale(type="log", nice=False, domain=[min(across), max(across)])
     log_y = alt.Scale(type="log", nice=False, domain=[min(rates) / 2, max(rates) * 2])
     base = rows_of(points).encode(x=x.scale(log_x), y=y.scale(log_y))
     size = alt.Size("self_ps:Q", scale=alt.Scale(range=[12, 500]), legend=None)
-    hue = alt.Color(
-        "bound:N",
-        scale=alt.Scale(domain=[*_BOUND], range=[*_BOUND.values()]),
-        legend=alt.Legend(title="bound by", orient="bottom"),
-    )
-    colour = alt.value(GREY) if roof.device is None else hue
+    colour = alt.value(GREY) if roof.device is None else hue("bound", _BOUND, title="bound by")
     curve = rows_of(lines).encode(x="intensity:Q", y="rate:Q", detail="line:N")
     peaks, slopes = (
         rows_of(lines.filter("labelled", level=level)).encode(x="intensity:Q", y="rate:Q", text="about:N")
@@ -79,7 +68,6 @@ def roofline(roof: Roofline, *, backdrop: pl.DataFrame | None = None) -> LayerPi
     )
     return LayerPicture(
         layer=[
-            *([rows_of(others).mark_circle(color=GREY, opacity=0.35).encode(x=x, y=y)] if len(others) else []),
             curve.transform_filter("datum.main").mark_line(color=GREY, strokeWidth=2),
             curve.transform_filter("!datum.main").mark_line(color=GREY, strokeDash=[4, 3], strokeWidth=1),
             peaks.mark_text(align="right", dy=-7, color=GREY),
@@ -91,21 +79,12 @@ def roofline(roof: Roofline, *, backdrop: pl.DataFrame | None = None) -> LayerPi
         ],
         title=alt.TitleParams(
             f"Roofline by {roof.by} · {device}",
-            subtitle=[f"{plural(len(points), 'row')}{left_out}{reached}{behind}", *_most_headroom(points)],
+            subtitle=[f"{plural(len(points), 'row')}{left_out}{reached}", *_most_headroom(points)],
         ),
         description=f"Roofline of {device} by {roof.by}{reached}: {listed(points['about'].to_list())}.",
         width=WIDTH,
         height=360,
     )
-
-
-def _backdrop(rows: pl.DataFrame | None) -> pl.DataFrame:
-    """Return the points behind the others."""
-    if rows is None:
-        return pl.DataFrame(schema={"intensity": pl.Float64, "rate": pl.Float64, "about": pl.String})
-    shown = rows.filter(pl.col("intensity") > 0, pl.col("rate") > 0)
-    about = pl.format("{} GFLOP/s at {} FLOP/byte", (pl.col("rate") / 1e9).round(1), pl.col("intensity").round(2))
-    return shown.select("intensity", "rate", about=about)
 
 
 def _points(rows: pl.DataFrame) -> pl.DataFrame:
@@ -140,11 +119,11 @@ def _most_headroom(points: pl.DataFrame) -> list[str]:
     return [f"{label if not first else ''}{' · '.join(texts[first : first + 3])}" for first in range(0, len(texts), 3)]
 
 
-def _lines(points: pl.DataFrame, device: Device | None, others: list[float]) -> pl.DataFrame:
+def _lines(points: pl.DataFrame, device: Device | None) -> pl.DataFrame:
     """Return the ends of the lines of the roof over all intensities: slopes of memories and peaks of data types."""
     if device is None:
         return pl.DataFrame(schema=_LINES)
-    across = [*points["intensity"], *others]
+    across = points["intensity"].to_list()
     peaks = {device.dtype: device.peak_flops} | {
         dtype: peak for dtype, peak in device.peaks.items() if dtype in points["dtype"].to_list()
     }
@@ -357,8 +336,8 @@ def _over_time(
     )
     axis, peaks = f"{what} ({unit})", [f"{name} {value:.3g} {unit}" for name, value in shown.rows()]
     others = f"; {highest.height - shown.height} more left out" if highest.height > shown.height else ""
-    hue = alt.Color("name:N", title=None).scale(range=PALETTE)
-    line = rows_of(binned).encode(x=alt.X("second:Q", title=TIME), y=alt.Y("value:Q", title=axis), color=hue)
+    colour = alt.Color("name:N", title=None).scale(range=PALETTE)
+    line = rows_of(binned).encode(x=alt.X("second:Q", title=TIME), y=alt.Y("value:Q", title=axis), color=colour)
     text = cleaned(f"{title} · {profile.name}")
     return LayerPicture(
         layer=[line.mark_line(interpolate="step-after"), line.mark_point(size=9, filled=True)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -48,6 +48,12 @@ def rows_of(frame: pl.DataFrame) -> alt.Chart:
     """Return a chart of rows that JavaScript and XML can hold, with ``about`` as tooltip."""
     rows = frame.with_columns(clean(cs.string() | cs.categorical() | cs.enum()), cs.float().fill_nan(None))
     return alt.Chart(rows).encode(**ABOUT)
+
+
+def hue(column: str, colours: Mapping[str, str], **legend: Any) -> alt.Color:
+    """Return the colour of each value of a column, with a legend below the plot."""
+    scale = alt.Scale(domain=[*colours], range=[*colours.values()])
+    return alt.Color(f"{column}:N", scale=scale, legend=alt.Legend(orient="bottom", **legend))
 
 
 def with_signals(chart: LayerPicture, **values: Any) -> LayerPicture:

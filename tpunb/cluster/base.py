@@ -54,20 +54,11 @@ class Curve:
         Title of the axis; for counts the plural of what is counted. The column's name if empty.
     percent_of
         Base of a share from 0 to 1, which is drawn in percent of it ("steps").
-    goal
-        Share of the column's range at which a line is drawn.
-    goal_rule
-        Boolean column of the row that is held against the goal.
-    goal_missed
-        Subtitle where that row is below the goal.
     """
 
     column: str
     title: str = ""
     percent_of: str = ""
-    goal: float | None = None
-    goal_rule: str = ""
-    goal_missed: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,13 +133,9 @@ class Parameters:
 
 
 def knee(
-    x: Sequence[int],
-    y: Sequence[float],
-    *,
-    curve: Literal["convex", "concave"] = "convex",
-    direction: Literal["decreasing", "increasing"] = "decreasing",
+    x: Sequence[int], y: Sequence[float], *, direction: Literal["decreasing", "increasing"] = "decreasing"
 ) -> int | None:
-    """Return the x of the knee of a curve, or None if it has none.
+    """Return the x of the knee of a convex curve, or None if it has none.
 
     The Kneedle algorithm (Satopaa et al. 2011) of the package kneed; `x` ascends. A knee at 0 is a knee: test
     ``is None``.
@@ -164,12 +151,12 @@ def knee(
     if len(xs) < 4 or not np.isfinite(ys).all() or np.ptp(ys) == 0:
         return None
     bend = np.interp(xs, xs[[0, -1]], ys[[0, -1]]) - ys  # from the curve up to the line between its ends
-    if (bend if curve == "convex" else -bend).max() <= 1e-9 * np.ptp(ys):
+    if bend.max() <= 1e-9 * np.ptp(ys):
         return None  # kneed finds knees in the rounding of a straight line, and at the ends of the opposite shape
 
     from kneed import KneeLocator
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "No knee/elbow found" is the answer None
-        elbow = KneeLocator(xs, ys, curve=curve, direction=direction).knee
+        elbow = KneeLocator(xs, ys, curve="convex", direction=direction).knee
     return None if elbow is None else int(elbow)

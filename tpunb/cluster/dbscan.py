@@ -250,7 +250,7 @@ def _choose(values: Ints, noise: Floats, *, most: float) -> int:
     least = int(valid[0]) if len(valid) else 0
     if not len(valid) or np.ptp(noise[valid]) <= LIMITS.flat_outliers:
         return least
-    elbow = knee(values[valid].tolist(), noise[valid].tolist(), curve="convex", direction="increasing")
+    elbow = knee(values[valid].tolist(), noise[valid].tolist(), direction="increasing")
     chosen = least if elbow is None else int(np.flatnonzero(values == elbow)[0])
     return chosen if noise[chosen] - noise[least] <= most else least
 

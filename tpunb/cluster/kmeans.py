@@ -81,16 +81,7 @@ class KMeans(Parameters):
         step=1,
         least=1,
         title="k-means: squared distances by k",
-        curves=(
-            Curve("sse", "sum of squared distances"),
-            Curve(
-                "bic",
-                "BIC",
-                goal=LIMITS.bic_share,
-                goal_rule="by_bic",
-                goal_missed="BIC's choice is below 90 % of its range: more clusters would overlap",
-            ),
-        ),
+        curves=(Curve("sse", "sum of squared distances"), Curve("bic", "BIC")),
         rules={"by_elbow": "elbow", "by_log": "elbow of the log", "by_bic": "BIC"},
     )
 

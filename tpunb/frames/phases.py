@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from tpunb import schema
 from tpunb.errors import check_whole
@@ -33,7 +32,7 @@ PhaseMethod = Callable[[Steps], Sequence[int]]
 """Phase method: from the steps traced in full to one label per step, -1 for outliers."""
 
 
-class Labels(Sequence[int]):
+class Labels(list[int]):
     """One label per step, with the sweeps that its parameters were chosen from.
 
     Parameters
@@ -59,33 +58,7 @@ class Labels(Sequence[int]):
         self.values = labels.astype(np.int64)
         self.values.setflags(write=False)
         self.sweeps = dict(sweeps or {})
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        labels: int | list[int] = self.values[index].tolist()
-        return labels
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.values.tolist())
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.array(self.values, dtype=dtype, copy=copy is not False)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self.values.tolist() == list(other)
-
-    __hash__ = None  # type: ignore[assignment]  # as a list's
-
-    def __repr__(self) -> str:
-        return repr(self.values.tolist())
+        super().__init__(self.values.tolist())
 
 
 @dataclass(frozen=True)

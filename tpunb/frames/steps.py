@@ -109,11 +109,8 @@ class Steps(Tabular):
             object.__setattr__(self, "_read_ops", self.__dict__.pop("ops"))
         else:
             object.__setattr__(self, "ops", _checked(self.ops))
-        object.__setattr__(self, "devices", schema.check(self.devices, schema.DEVICES, "devices"))
-        object.__setattr__(self, "windows", schema.check(self.windows, schema.WINDOWS, "windows"))
-        stages = schema.check(self.input_stages, schema.INPUT_STAGES, "input_stages")
-        object.__setattr__(self, "input_stages", stages)
-        object.__setattr__(self, "pipeline", schema.check(self.pipeline, schema.PIPELINE, "pipeline"))
+        for name in ("devices", "windows", "input_stages", "pipeline"):
+            object.__setattr__(self, name, schema.check(getattr(self, name), getattr(schema, name.upper()), name))
 
     if not TYPE_CHECKING:
 

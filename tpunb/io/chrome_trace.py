@@ -367,11 +367,6 @@ def messages(data: bytes, *, source: str) -> pl.DataFrame:
     return schema.check(events.hstack(recorded.drop("row")), schema.MESSAGES, "messages")
 
 
-def calls(data: bytes, *, source: str) -> pl.DataFrame:
-    """Return what PyTorch launched each kernel for: ``tpunb.schema.CALLS``."""
-    return read(data, source=source).calls
-
-
 def _message(args: _Object) -> tuple[int | None, str | None, int | None, str | None]:
     """Return bytes, replica group and size of the group of one message, and its collective."""
     counts = [count for key in _NCCL_SIZES if type(count := args.get(key)) is int and 0 <= count < _LIMIT]

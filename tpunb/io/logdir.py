@@ -345,16 +345,19 @@ def _details(parts: Sequence[_Part], by_ps: Sequence[int], kind: str) -> pl.Data
 
 def details(file: Location, data: storage.Bytes | None, kind: str) -> pl.DataFrame:
     """Return a frame that one raw file holds beside events, empty if its format has none; None reads the file."""
+    columns: schema.Schema = getattr(schema, kind.upper())
     is_xplane = host_files.is_xplane(file.name)
-    reader = getattr(import_module("tpunb.io.xplane" if is_xplane else "tpunb.io.chrome_trace"), kind, None)
-    if reader is not None and not file.is_folder:
+    formats = import_module("tpunb.io.xplane" if is_xplane else "tpunb.io.chrome_trace")
+    of_calls, frame = kind == "calls" and not is_xplane, None
+    if not file.is_folder and (of_calls or hasattr(formats, kind)):
         data = storage.read(file) if data is None else data
-        if not is_xplane:
-            reader = getattr(_reader(data), kind, None)
-    if reader is None or data is None:
-        return pl.DataFrame(schema=getattr(schema, kind.upper()))
-    frame: pl.DataFrame = reader(data if is_xplane else data.tobytes(), source=str(file))
-    return frame
+        if of_calls:
+            frame = decoded(file, data).calls
+        elif is_xplane:
+            frame = getattr(formats, kind)(data, source=str(file))
+        elif _reader(data) is formats:
+            frame = getattr(formats, kind)(data.tobytes(), source=str(file))
+    return pl.DataFrame(schema=columns) if frame is None else frame
 
 
 def _events(parts: Sequence[_Part], by_ps: Sequence[int], chosen: Sequence[int]) -> pl.DataFrame:

@@ -15,8 +15,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import polars as pl
-
 from tpunb.io import chrome_trace
 from tpunb.io.chrome_trace import Event, Trace
 from tpunb.io.gpu_records import Row, Tables, event, mark, reading, rows, work
@@ -54,11 +52,6 @@ def read(data: bytes, *, source: str) -> Trace:
     with reading(source, "result of rocprofv3", "rocprofv3 --output-format json"):
         processes = [_of_json(process) for process in top["rocprofiler-sdk-tool"]]
         return chrome_trace.contents(_facts(processes), [*_events(processes)], source)
-
-
-def calls(data: bytes, *, source: str) -> pl.DataFrame:
-    """Return what each kernel was launched for: ``tpunb.schema.CALLS``."""
-    return read(data, source=source).calls
 
 
 def opened(tables: Tables) -> tuple[dict[str, Any], Iterator[Event]]:

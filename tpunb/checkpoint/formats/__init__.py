@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+
+from tpunb.checkpoint.catalog import Checkpoint
+from tpunb.training.state import STATE_PARTS
 
 _NUMBERED = re.compile(r"(?:^|[^a-z])(?:steps?|iter(?:ation)?s?|global_step)[-_=.]?(\d{1,18})(?!\d)", re.IGNORECASE)
 _LAST = re.compile(r"[-_](\d{1,18})$")
@@ -32,6 +35,20 @@ def last_number(name: str) -> int | None:
     """
     match = None if re.search(r"epoch", name, re.IGNORECASE) else _LAST.search(name)
     return int(match[1]) if match else None
+
+
+def step_by_name(path: Path) -> tuple[int | None, str]:
+    """Return the step that the name of a file states, and its source."""
+    step = step_in(path.name)
+    return step, "" if step is None else "name"
+
+
+def of_files(
+    path: Path, files: Sequence[Path], kind: str, parts: Container[str], step: tuple[int | None, str]
+) -> Checkpoint:
+    """Return the checkpoint in some files, of a kind, with parts of the state, a step and the source of that."""
+    holds = tuple(part for part in STATE_PARTS if part in parts)
+    return Checkpoint(path, step[0], time_of(files), size_of(files), kind, holds, step_from=step[1])
 
 
 def size_of(files: Iterable[Path]) -> int:

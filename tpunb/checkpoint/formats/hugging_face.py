@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tpunb.checkpoint.catalog import Checkpoint, Skipped
-from tpunb.checkpoint.formats import size_of, time_of
+from tpunb.checkpoint.formats import of_files
 from tpunb.frames.conversion import read_file
 from tpunb.text import format_error
 from tpunb.training.snapshot import DAMAGED
-from tpunb.training.state import OPTIMIZER, RANDOM, STATE_PARTS, WEIGHTS
+from tpunb.training.state import OPTIMIZER, RANDOM, WEIGHTS
 
 _STATE = "trainer_state.json"
 _FILES = {  # names of files, by part of the state
@@ -35,6 +35,4 @@ def find(folder: Path, files: Sequence[str]) -> Iterator[Checkpoint | Skipped]:
     except DAMAGED as error:
         yield Skipped(folder, f"{_STATE} cannot be read: {format_error(error)}")
         return
-    every = [folder / name for name in files]
-    holds = tuple(part for part in STATE_PARTS if part in parts)
-    yield Checkpoint(folder, step, time_of(every), size_of(every), "hugging face", holds, step_from="counter")
+    yield of_files(folder, [folder / name for name in files], "hugging face", parts, (step, "counter"))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tpunb.checkpoint.catalog import Checkpoint, Skipped
-from tpunb.checkpoint.formats import size_of, step_in, time_of
+from tpunb.checkpoint.formats import of_files, size_of, step_by_name
 from tpunb.errors import BadProfile, MissingExtra, need
 from tpunb.frames.conversion import open_file, open_zip, read_file
 from tpunb.text import format_error
-from tpunb.training.state import OPTIMIZER, RANDOM, STATE_PARTS, WEIGHTS
+from tpunb.training.state import OPTIMIZER, RANDOM, WEIGHTS
 
 _BACKUP = {"latest.weights.h5", "training_metadata.json"}
 _SUFFIXES = (".keras", ".h5", ".hdf5")
@@ -68,14 +68,9 @@ def _single(path: Path) -> Iterator[Checkpoint | Skipped]:
         yield Skipped(path, f"cannot be read: {str(error).strip(chr(34) + chr(39))}")
 
 
-def _checkpoint(path: Path, files: Sequence[Path], step: int | None, parts: Iterable[str]) -> Checkpoint:
+def _checkpoint(path: Path, files: Sequence[Path], step: int | None, parts: set[str]) -> Checkpoint:
     """Return a checkpoint whose step is its optimizer's, or that of its name."""
-    step_from = "optimizer"
-    if step is None:
-        step = step_in(path.name)
-        step_from = "" if step is None else "name"
-    holds = tuple(part for part in STATE_PARTS if part in parts)
-    return Checkpoint(path, step, time_of(files), size_of(files), "keras", holds, step_from=step_from)
+    return of_files(path, files, "keras", parts, step_by_name(path) if step is None else (step, "optimizer"))
 
 
 def _read(file: Any) -> tuple[int | None, set[str]]:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tpunb.checkpoint.catalog import Checkpoint, Skipped
-from tpunb.checkpoint.formats import last_number, size_of, step_in, time_of
+from tpunb.checkpoint.formats import last_number, of_files, size_of, step_in
 from tpunb.errors import MissingExtra, need
 from tpunb.frames.conversion import open_file
 from tpunb.text import format_error
-from tpunb.training.state import DATA, OPTIMIZER, RANDOM, STATE_PARTS, WEIGHTS
+from tpunb.training.state import DATA, OPTIMIZER, RANDOM, WEIGHTS
 
 _DATA = re.compile(r"(?P<prefix>.+)\.data-(?P<shard>\d{5})-of-(?P<shards>\d{5})\Z")
 _TEMPORARY = re.compile(r"part-\d{5}-of-\d{5}\Z")  # until the parts are merged
@@ -73,10 +73,10 @@ def _read(path: Path, shards: set[tuple[int, int]]) -> Checkpoint | Skipped:
         reader = tf.train.load_checkpoint(str(path))
         names = sorted(reader.get_variable_to_shape_map())
         _check_complete(reader, names, size_of(data))
-        step, step_from = _step(reader, names, path.name)
+        step = _step(reader, names, path.name)
     except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:  # the errors of the reader
         return Skipped(path, f"cannot be read: {format_error(error)}")
-    return Checkpoint(path, step, time_of(files), size_of(files), "tensorflow", _holds(names), step_from=step_from)
+    return of_files(path, files, "tensorflow", {*map(_part, names)}, step)
 
 
 def _check_complete(reader: Any, names: Sequence[str], size: int) -> None:
@@ -102,11 +102,6 @@ def _step(reader: Any, names: Sequence[str], name: str) -> tuple[int | None, str
         if _SAVES in names and stated == int(reader.get_tensor(_SAVES)):
             stated = None
     return stated, "" if stated is None else "name"
-
-
-def _holds(names: Sequence[str]) -> tuple[str, ...]:
-    parts = {_part(name) for name in names}
-    return tuple(part for part in STATE_PARTS if part in parts)
 
 
 def _part(name: str) -> str:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from tpunb.checkpoint.catalog import Checkpoint, Skipped
-from tpunb.checkpoint.formats import size_of, step_in, time_of
+from tpunb.checkpoint.formats import of_files, step_by_name
 from tpunb.errors import BadProfile
 from tpunb.frames.conversion import open_file, open_zip
 from tpunb.text import format_error
-from tpunb.training.state import OPTIMIZER, STATE_PARTS, WEIGHTS
+from tpunb.training.state import OPTIMIZER, WEIGHTS
 
 _SUFFIXES = (".ckpt", ".pt", ".pth")
 _STEPS = ("global_step", "step", "steps", "iteration", "iter")
@@ -63,13 +63,8 @@ def _file(path: Path) -> Iterator[Checkpoint | Skipped]:
         parts.add(WEIGHTS)
     if not parts:
         return
-    is_lightning = "pytorch-lightning_version" in words
-    step_from = "" if step is None else "counter"
-    if step is None and (step := step_in(path.name)) is not None:
-        step_from = "name"
-    holds = tuple(part for part in STATE_PARTS if part in parts)
-    kind = "lightning" if is_lightning else "torch"
-    yield Checkpoint(path, step, time_of([path]), size_of([path]), kind, holds, step_from=step_from)
+    kind = "lightning" if "pytorch-lightning_version" in words else "torch"
+    yield of_files(path, [path], kind, parts, step_by_name(path) if step is None else (step, "counter"))
 
 
 def _read(pickle: bytes) -> tuple[set[str], int | None]:
