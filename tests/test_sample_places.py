@@ -337,7 +337,7 @@ def test_samples_mean_what_their_stacks_do():
     samples = placed_samples(seen, Stacks(STACKS, seen))
     assert dict(samples.schema) == schema.SAMPLES
     assert samples["python"].to_list() == [False, False, False, True, False, False, False]
-    samples = samples.drop("launches", "model", "python", "worked")
+    samples = samples.drop("launches", "model", "python", "worked", "computes")
     computes, sleeps = "train.py:1 in train ← step", "train.py:3 in evaluate ← time.sleep"
     assert samples.rows() == [
         ("vm", 10, computes, False, False, False),
@@ -345,7 +345,7 @@ def test_samples_mean_what_their_stacks_do():
         ("vm", 20, computes, False, False, False),
         ("vm", 30, sleeps, False, False, True),
         ("vm", 50, sleeps, False, False, True),
-        ("vm", 60, None, False, False, False),
+        ("vm", 60, computes, False, False, False),
         ("vm", 80, None, False, False, False),
     ]
 

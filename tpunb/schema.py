@@ -810,6 +810,7 @@ SAMPLES = frame(
     model=Column(_TEXT, "Line of the program whose call of a model ran, or null if none did."),
     python=Column(pl.Boolean(), "Whether no library ran within the program's innermost function, but Python's."),
     worked=Column(_FLOAT, "Share of the time since the sample before in which the thread had or awaited a processor."),
+    computes=Column(pl.Boolean(), "Whether work was in flight on a device, or null if that is not known."),
 )
 
 _STACK_REFERENCE = {

@@ -222,12 +222,13 @@ def _of_phases(run: Phases) -> Goodput:
 
 
 def _around_training(steps: Steps, stalls: pl.DataFrame) -> frozenset[str]:
-    """Return the lines where a library takes gradients and updates, or that call a method of it that trains."""
+    """Return the lines where a library takes gradients, and fetches or updates; or that call a method that trains."""
     if steps.read_run_events is None or (run := steps.read_run_events()).events.is_empty():  # of an earlier version
         return frozenset(place.partition(" ← ")[0] for place in stalls.filter(kind="fit")["place"].drop_nulls())
-    learns, updates, marks = (pl.col("event") == event for event in ("gradient", "update", "mark"))
+    learns, marks = (pl.col("event") == event for event in ("gradient", "mark"))
+    others = pl.col("event").is_in(["update", "fetch"])
     fits = marks & pl.col("what").is_in(run.names.filter(pl.col("name").str.ends_with(".fit"))["id"].implode())
-    trains = (learns.any() & updates.any()) | fits.any()
+    trains = (learns.any() & others.any()) | fits.any()
     lines = run.events.group_by("host", id="place").agg(trains=trains).filter("trains")
     lines = lines.join(run.places, on=["host", "id"]).select("file", "line", "function")
     return frozenset(line_of(*line) for line in lines.iter_rows())
@@ -428,7 +429,9 @@ def _places(samples: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
         .then(pl.lit("program code"))
         .otherwise("account")
     )
-    found = found.with_columns(account=shown)
+    # while devices compute, a thread does what it likes; in steps it waits there for what they compute
+    away = pl.col("computes").fill_null(value=False) & ~pl.col("evaluates") & (shown != "productive")
+    found = found.with_columns(account=shown, place=pl.when(~away).then("place"))
     rows = (
         found.drop_nulls("account")
         .group_by("account", "place")

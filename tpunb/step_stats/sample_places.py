@@ -205,7 +205,7 @@ class Stacks:
         stack = self.stack(number)
         evaluates = self.evaluates(stack)
         if computes:  # then the host does what it likes, if that does not evaluate
-            return _Meaning(_innermost(iter(stack))[0] if evaluates else None, False, False, evaluates)
+            return _Meaning(_innermost(iter(stack))[0], False, False, evaluates)
         if not stack:
             return None
         place = self.place(number, others, account)
