@@ -498,6 +498,7 @@ OF_RUN = {
     "ended iterators": ([(at, 2, "data loading", "end of the data") for at in (4, 12, 24, 41)], {}, 8),
     "restarted workers": ([(41 + 5 * i, 2, "data loading", "start of workers") for i in range(4)], {}, 6),
     "program code": ([], {}, 16),
+    "standing still": ([(41, 12, "standing still", None)], {}, 12),
     "garbage collection": ([(10, 20, "garbage collection", "generation 2")], {}, 20),
     "slowing steps": ([], {}, sum(n - 3.5 for n in range(4, 25))),
     "growing memory": ([], {}, None),
@@ -695,7 +696,8 @@ def test_first_traces_are_no_retracing():
     ],
 )
 def test_the_reason_of_a_trace_chooses_its_remedy(reason, action):
-    traced = [(41, 5, "program startup", "tracing f"), (50, 6, "program startup", f"tracing f again for {reason}")]
+    again = [(50 + 2 * at, 2, "program startup", f"tracing f again for {reason}") for at in range(3)]
+    traced = [(41, 5, "program startup", "tracing f"), *again]
     row = advise(accounted(*traced)).filter(rule="retracing").row(0, named=True)
     assert row["action"].startswith(action)
 

@@ -298,14 +298,15 @@ def _in_words(cause: Cause, row: dict[str, Any], run_ps: float, run: Goodput | N
     if "mxu" in texts:  # a lower bound where the FLOPs of some operations are unknown
         counted = row["flops_counted"]
         texts["mxu"] = f"{'at least' if isinstance(counted, float) and counted < _COUNTED else 'only'} {texts['mxu']}"
-    of, place, line, saves_ps = None, "", "", row["saves_ps"]
+    place, line, saves_ps = "", "", row["saves_ps"]
+    of: str | None = None
     if cause.of in ("run", "host", "account"):
         whole = f"{duration(saves_ps or 0)} of {duration(run_ps)} step time"
         texts["took"] = whole if run is None else took(run, saves_ps or 0)
         account = cause.account or "productive"
         if run is not None and cause.of != "host":
             place = mostly(run, row["account"] if cause.of == "account" else account)
-            line = next(iter(_sampled_places(run, account)), None)
+            line = next(iter(_sampled_places(run, account)), "")
             line = cut(plain(line), 80) if line and not _is_around(run, line) else ""
             texts |= {"mostly": f": mostly {place}" * bool(place), "also": f", mostly {place}" * bool(place)}
             texts["at"] = f", at {line}" * bool(line)

@@ -13,7 +13,7 @@ from tpunb.analysis.causes import LISTED_SHARE, NAMED_SHARE
 from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
 from tpunb.analysis.roofline import Roofline, device_of
 from tpunb.analysis.run import Run, loaded, steps
-from tpunb.analysis.time_line import EACH, FEWEST_SAMPLES, OTHERS, VALIDATING, acts
+from tpunb.analysis.time_line import EACH, FEWEST_SAMPLES, FIRST, OTHERS, VALIDATING, acts
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
@@ -22,7 +22,7 @@ from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.op_matrix import distinct_ops, op_matrix, self_times
 from tpunb.frames.steps import WallClock
-from tpunb.instrument.sink import What
+from tpunb.instrument.sink import NEW_FUNCTION, What
 from tpunb.schema import ACCOUNTS, SPANS, UTILISATION, check
 from tpunb.signals import DATA_END, NEW_ITERATOR, WORKERS_START
 from tpunb.step_stats.batch_size import padding_of
@@ -382,7 +382,11 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     row: dict[str, object] = {"wall_ps": run.wall_ps}
     retraced, reason, retracing_ps, again = _retraced(phases.steps, run.hosts)
     if retraced is not None:
-        retracing_ps += int(run.frame.filter(pl.col("detail") == EACH)["time_ps"].sum()) // run.hosts
+        startup = run.segments.filter(account="program startup")
+        again_in = startup.filter(pl.col("detail").str.contains(" again")).drop_nulls("step")
+        first = startup.filter(pl.col("detail") == FIRST).join(again_in, on=["host", "step"], how="semi")
+        each = startup.filter(pl.col("detail") == EACH)
+        retracing_ps += int(pl.concat([first, each])["dur_ps"].sum()) // run.hosts
     taken = {account.metric: times.get(name, 0) for name, account in ACCOUNTS.items()}
     models, rebuilding_ps = _rebuilt(phases.steps, run.hosts)
     taken |= {"retracing": min(retracing_ps, taken["startup"]), "rebuilding": min(rebuilding_ps, taken["startup"])}
@@ -762,7 +766,9 @@ def _retraced(steps: Steps, hosts: int) -> tuple[str | None, str | None, int, in
     more = spans.filter(loops, repeated | pl.col("reason").is_not_null()).group_by("name", maintain_order=True)
     often = pl.col("work").unique_counts().max()
     times = more.agg(pl.col("dur_ps").sum(), pl.col("reason").drop_nulls().last(), often=often)
-    times = times.sort("dur_ps", descending=True, maintain_order=True)
+    # a library has functions of one name for training, evaluation and prediction
+    is_other = (pl.col("reason") == NEW_FUNCTION).fill_null(value=False) & (pl.col("often") < LOOP_CALLS)
+    times = times.filter(~is_other).sort("dur_ps", descending=True, maintain_order=True)
     if times.is_empty():
         return None, None, 0, 0
     return times["name"][0], times["reason"][0], int(times["dur_ps"].sum()) // hosts, times["often"][0] // hosts

@@ -21,6 +21,7 @@ from tpunb.schema import PEERS
 from tpunb.signals import UNSURE
 
 _GC = "garbage collection"  # a reason of step time deviation
+FIRST = "first run of what was traced"
 EACH = "first run in each step"  # of what each step traces anew: code of the program may be a part of it
 SHORT = "calls under 1 ms"
 REDUCTION = "reduction of a window"  # work of the profiler beside the training
@@ -43,7 +44,7 @@ _INSIDE = ["fit", "evaluation", "program code"]  # where a stall may be time of 
 _PARTS = {
     "wait": ("data loading", None, False),
     "usual": ("productive", None, False),
-    "startup": ("program startup", "first run of what was traced", True),
+    "startup": ("program startup", FIRST, True),
     "each": ("program startup", EACH, True),
     "peers": (PEERS, None, False),
     "profiler": ("profiler", None, True),

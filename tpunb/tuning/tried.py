@@ -95,7 +95,7 @@ class _Executions(NamedTuple):
     values: list[np.ndarray[Any, Any]]
     error: str = ""
     is_whole: bool = True
-    prepares_s = 0.0
+    prepares_s: float = 0.0
 
 
 class _Program:
