@@ -319,7 +319,7 @@ class Draws:
 
 
 @pytest.mark.parametrize(("begun", "drawn"), [(0, 1), (0, 3), (2, 2), (1, 19)])
-def test_a_position_follows_the_batches_read(tmp_path, begun, drawn):
+def test_a_position_follows_the_batches_read(begun, drawn):
     def data():
         return tf.data.Dataset.range(66).shuffle(7, seed=1).map(lambda x: x + 1).batch(3)
 
@@ -328,21 +328,19 @@ def test_a_position_follows_the_batches_read(tmp_path, begun, drawn):
         iter(own)
     iterator = iter(own)
     rest = [batch.numpy().tolist() for batch in iterator][drawn:]
-    position = TfPosition(Pipeline(data()), tmp_path, begun=begun, drawn=drawn)
+    position = TfPosition(Pipeline(data()), begun=begun, drawn=drawn)
     assert position.obstacle == ""
     for values in ({}, {"map:2 parallel calls": 4, "end prefetch": 2}, {"options private threads": 8}):
         source = position.source(values)
         assert [source.execute(Draws()) for _ in rest] == rest
 
 
-def test_an_added_cache_starts_only_at_a_position_near_the_beginning(tmp_path):
+def test_an_added_cache_starts_only_at_a_position_near_the_beginning():
     pipeline = Pipeline(tf.data.Dataset.range(10_000).map(lambda x: x * 2).shuffle(5, seed=1).batch(3))
     cached = {"map:1 cached": True}
-    near = TfPosition(pipeline, tmp_path)
+    near = TfPosition(pipeline)
     assert near.source(cached).execute(Draws()) == near.source({}).execute(Draws())
-    folder = tmp_path / "far"
-    folder.mkdir()
-    far = TfPosition(pipeline, folder, begun=1, drawn=2)
+    far = TfPosition(pipeline, begun=1, drawn=2)
     with pytest.raises(TpunbError, match="cannot be restored with these stages"):
         far.source(cached)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -57,16 +56,6 @@ def set_state(iterator: Any, state: Any) -> None:
     import tensorflow as tf
 
     tf.raw_ops.DeserializeIterator(resource_handle=iterator._iterator_resource, serialized=state)
-
-
-def fingerprint(element: Any) -> bytes:
-    """Return a digest of the tensors of an element, exact to the last bit."""
-    import tensorflow as tf
-
-    hashed = hashlib.blake2b(digest_size=16)
-    for part in tf.nest.flatten(element, expand_composites=True):
-        hashed.update(tf.io.serialize_tensor(part).numpy())
-    return hashed.digest()
 
 
 def explain(error: Exception) -> str:

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain, repeat
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -31,7 +29,7 @@ from tpunb.tuning.job import Job
 from tpunb.tuning.loader import LoaderPipeline
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
-from tpunb.tuning.position import BatchSource, GrainPosition, LivePosition, LoaderPosition, LoaderSource, TfPosition
+from tpunb.tuning.position import BatchSource, GrainPosition, LoaderPosition, LoaderSource, TfPosition
 
 WARMUP = 8
 """Executions before the window: they empty, or fill, buffers of as many batches."""
@@ -70,14 +68,14 @@ class TrialResult:
 class TrialRunner:
     """A job at one place of its run: ``with TrialRunner(job) as runner: baseline = runner.calibrate()``.
 
-    It starts at a checkpoint of its ``fit``, at the `LivePosition` of a running one, or at the beginning (None). After
-    the block all state is what it was before. The sizes of a trial follow from the time of an execution, unless given.
+    It starts at a checkpoint of its ``fit``, or at the beginning (None). After the block all state is what it was
+    before. The sizes of a trial follow from the time of an execution, unless given.
     """
 
     def __init__(
         self,
         job: Job,
-        start: CheckpointPath | LivePosition | None = None,
+        start: CheckpointPath | None = None,
         *,
         warmup: int | None = None,
         window: int | None = None,
@@ -86,9 +84,6 @@ class TrialRunner:
             hint = "tp.tune(model, data), or tp.tune(tp.tuning.Job(build)), where build() returns (model, data)"
             raise wrong_type("tune", "job", "be a Job, or a model followed by its data", job, hint=hint)
         self.job, self.start = job, _checked(job, start)
-        if isinstance(start, LivePosition):
-            sizes = trial_sizes(start.seconds)
-            warmup, window = warmup or sizes[0], window or sizes[1]
         self._warmup = None if warmup is None else check_whole("TrialRunner", "warmup", warmup, 1)
         self._window = None if window is None else check_whole("TrialRunner", "window", window, 1)
         self._proved: dict[frozenset[tuple[str, Value]], tuple[str, int]] = {}
@@ -107,9 +102,8 @@ class TrialRunner:
             program = self.training.state()
             stack.callback(lambda: self.training.restore(program))
             stack.enter_context(self.training.seeded())
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="tpunb-")))
             if self.pipeline.refusal is None:  # else there is nothing to try
-                self.position = self._positioned(folder)
+                self.position = self._positioned()
             self._state = self.training.state()
             self._stack = stack.pop_all()
         return self
@@ -224,20 +218,18 @@ class TrialRunner:
         dataset = tf.data.experimental.from_variant(endless, source.dataset.element_spec)
         return dataset, iter(dataset)
 
-    def _positioned(self, folder: Path) -> TfPosition | GrainPosition | LoaderPosition:
+    def _positioned(self) -> TfPosition | GrainPosition | LoaderPosition:
         """Restore the training state of the start, and return the position in the data."""
         if isinstance(self.pipeline, LoaderPipeline):
             return LoaderPosition(self.pipeline)
         if isinstance(self.pipeline, GrainPipeline):
             return GrainPosition(self.pipeline)
-        if isinstance(self.start, LivePosition):
-            return self.start.data
         if self.start is None:
-            return TfPosition(self.pipeline, folder)
+            return TfPosition(self.pipeline)
         model, data = self.job.parts
         self.start.restore(model)
         pipeline, metadata = Pipeline(self.start.seed_shuffles(data)), self.start.metadata
-        return TfPosition(pipeline, folder, begun=metadata["iterators"], drawn=metadata["drawn"])
+        return TfPosition(pipeline, begun=metadata["iterators"], drawn=metadata["drawn"])
 
 
 class Baseline:
@@ -284,10 +276,10 @@ def model_seconds(execution: float) -> float:
     return max(2 * _SECONDS, (_FEWEST_EXECUTIONS + _model_executions(execution)) * execution)
 
 
-def _checked(job: Job, start: CheckpointPath | LivePosition | None) -> FitStart | LivePosition | None:
+def _checked(job: Job, start: CheckpointPath | None) -> FitStart | None:
     """Return the start of the trials, if a job can be restored to it exactly."""
-    if start is None or isinstance(start, LivePosition):
-        return start
+    if start is None:
+        return None
     if not isinstance(start, str | os.PathLike):
         raise wrong_type("tune", "start", "be a checkpoint of tpunb.checkpoints(dir), or None", start)
     fit = FitStart.read(start)

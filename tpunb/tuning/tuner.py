@@ -18,7 +18,6 @@ from tpunb.tuning.grain import GrainPipeline
 from tpunb.tuning.job import Job, as_job, hot_phase, read
 from tpunb.tuning.loader import LoaderPipeline
 from tpunb.tuning.model_based import CALLS, model_based
-from tpunb.tuning.position import LivePosition
 from tpunb.tuning.racing import FEWEST_PAIRS
 from tpunb.tuning.results import Journal, Message, Trial, Tuning
 from tpunb.tuning.search import Search, Space, StepCosts
@@ -123,7 +122,7 @@ class Tuner:
     def __init__(
         self,
         job: Job,
-        start: CheckpointPath | LivePosition | None,
+        start: CheckpointPath | None,
         search: Search,
         budget: Budget,
         journal: Journal | None = None,
@@ -135,8 +134,6 @@ class Tuner:
         self._started = time.perf_counter()
         self._tournament: Tournament | None = None
         self.messages: list[Message] = []
-        self.closing = Message("stopped")
-        """Event to report if its trials are closed before the end."""
         self.announce: Callable[[str], object] = lambda sentence: None
         """Receives a sentence with the seconds needed, before the first trial."""
         self.tuning = Tuning(())
@@ -152,7 +149,7 @@ class Tuner:
             with self._runner:
                 yield from self._trials()
         except GeneratorExit:
-            self.messages.append(self.closing)
+            self.report("stopped")
             raise
         finally:
             self.tuning = self._result()
