@@ -83,7 +83,7 @@ class Space(Mapping[str, tuple[Value, ...]]):
         """Return the parameters that limit what another one gains, and their least value by its value."""
         return [
             (other, least)
-            for kind, least, _ in DEPENDENCES.get(parameter.kind, ())
+            for kind, least in DEPENDENCES.get(parameter.kind, {}).items()
             for other in self.of_kind(kind)
             if other.stage == parameter.stage
         ]
