@@ -399,9 +399,8 @@ def test_the_model_based_search_finds_what_a_climb_cannot():
 
 
 def test_the_space_omits_what_short_trials_cannot_measure():
-    cache = Parameter(Kind.CACHE, "map:2", False, (False, True), "safe", "")
     size = Parameter(Kind.BATCH_SIZE, "batch:3", 4, (), "locked", "")
-    of = Space.of((*parameters(), cache, size), lambda: StepCosts(1.0), cores=2, deepest=4)
+    of = Space.of((*parameters(), size), lambda: StepCosts(1.0), cores=2, deepest=4)
     assert list(of) == [READ, MAP, END, THREADS]
     assert of[END] == (0, 1, 2, 4, AUTOTUNE)
     assert of.default == OWN

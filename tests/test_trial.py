@@ -335,16 +335,6 @@ def test_a_position_follows_the_batches_read(begun, drawn):
         assert [source.execute(Draws()) for _ in rest] == rest
 
 
-def test_an_added_cache_starts_only_at_a_position_near_the_beginning():
-    pipeline = Pipeline(tf.data.Dataset.range(10_000).map(lambda x: x * 2).shuffle(5, seed=1).batch(3))
-    cached = {"map:1 cached": True}
-    near = TfPosition(pipeline)
-    assert near.source(cached).execute(Draws()) == near.source({}).execute(Draws())
-    far = TfPosition(pipeline, begun=1, drawn=2)
-    with pytest.raises(TpunbError, match="cannot be restored with these stages"):
-        far.source(cached)
-
-
 def test_data_that_end_start_again_and_empty_data_raise():
     data = tf.data.Dataset.range(2)
     source = BatchSource(data, iter(data))

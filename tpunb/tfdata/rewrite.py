@@ -1,4 +1,4 @@
-"""Rewrites the graph of a pipeline: other parameters, other order, a cache or a prefetch inserted, other shuffle seeds.
+"""Rewrites the graph of a pipeline: other parameters, a prefetch at the end, other shuffle seeds.
 
 Every function that takes a `Rewriting` changes its GraphDef. Whether a change keeps the output is judged elsewhere.
 """
@@ -103,12 +103,6 @@ class Rewriting:
     def below(self, node: str) -> str:
         """Return the first dataset that a node reads."""
         return str(self.nodes[node].input[0]).split(":")[0]
-
-    def put_above(self, name: str, node: Any) -> None:
-        """Insert a node, which reads another, between that and its readers."""
-        for reader in self.graph.node:
-            if reader.name != node.name:
-                reader.input[:] = [node.name if read.split(":")[0] == name else read for read in reader.input]
 
     def element(self, name: str) -> tuple[Any, Any]:
         """Return the types and shapes of a dataset's elements: two list attributes with one entry per component."""
@@ -306,15 +300,6 @@ def keep_prefetch_order(work: Rewriting) -> None:
     for node in work.graph.node:
         if node.op == "PrefetchDataset":
             node.attr["buffer_size_min"].i = max(1, node.attr["buffer_size_min"].i)
-
-
-def insert_cache(work: Rewriting, wanted: bool, below: str) -> None:
-    """Insert a cache in memory above a stage, if wanted."""
-    if not wanted:
-        return
-    node = work.add("CacheDatasetV2", below, work.const(""), _add_cache(work))
-    work.set_element(node.name, work.element(below))
-    work.put_above(below, node)
 
 
 def shared_resources(graph: Any) -> Iterator[Any]:

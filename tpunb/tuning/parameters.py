@@ -24,7 +24,6 @@ class Kind(Enum):
 
     CALLS = "parallel calls", "ds = ds.{method}({function}, num_parallel_calls={value})"
     COPY = "parallel copy", "options.experimental_optimization.parallel_batch = {value}  # for all batch stages"
-    CACHE = "cached", "ds = ds.cache()"
     BUFFER = "buffer", "ds = ds.prefetch({value})"
     PREFETCH = "prefetch", "ds = ds.prefetch({value})"
     POOL = "private threads", "options.threading.private_threadpool_size = {value}"

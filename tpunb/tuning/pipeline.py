@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -18,7 +18,6 @@ from tpunb.tfdata.rewrite import (
     CYCLE_INPUT,
     PARALLEL_INPUT,
     Rewriting,
-    insert_cache,
     insert_prefetch,
     keep_prefetch_order,
     make_parallel,
@@ -26,7 +25,6 @@ from tpunb.tfdata.rewrite import (
     use_new_resources,
 )
 from tpunb.tfdata.stages import Stage, flag, is_deterministic, stages, upstream
-from tpunb.tuning.caching import cache_places
 from tpunb.tuning.parameters import Kind, Parameter, Value, buffer_sizes, call_counts, changes, pool_sizes
 
 Setter = Callable[[Rewriting, Any], None]
@@ -108,7 +106,7 @@ class Pipeline:
         ----------
         values
             Values by parameter name; others stay as they are. A checkpoint of an iterator restores into a build of any
-            values, except added caches.
+            values.
 
         Raises
         ------
@@ -169,12 +167,6 @@ class Pipeline:
             yield self._parameter(Kind.PREFETCH, "end", size, buffer_sizes(size), reason), insert_prefetch
         pool, reason = self._options.threading.private_threadpool_size or 0, "threads do not decide the elements"
         yield self._parameter(Kind.POOL, "options", pool, pool_sizes(pool), reason), None
-        if self.refusal is None:
-            for stage, obstacle in cache_places(self._graph, self.stages, self._purity):
-                reason = f"no cache here: {obstacle}" if obstacle else "the same elements in every epoch fit in memory"
-                verdict: Verdict = "locked" if obstacle else "safe"
-                cache = self._parameter(Kind.CACHE, stage.name, False, (False, True), reason, verdict)
-                yield cache, partial(insert_cache, below=stage.node)
 
     def _parameter(
         self, kind: Kind, stage: str, current: Value, domain: tuple[Value, ...], reason: str, verdict: Verdict = "safe"
@@ -270,9 +262,8 @@ def as_code(stages: tuple[Stage, ...], changed: Mapping[Parameter, Value]) -> st
             end.append(_line(kind, value))
         else:
             branch = f", of input {stage.branch}" if stage.branch else ""
-            where = "right after stage" if kind is Kind.CACHE else "stage"
             code = _line(kind, value, method=stage.kind, function=_function(stage))
-            chain.append(f"{code}  # {where} {stage.number} from the source{branch}")
+            chain.append(f"{code}  # stage {stage.number} from the source{branch}")
     lines = [_line(kind, value) for kind, value in options.items()]
     if lines:
         lines = ["options = tf.data.Options()", *lines, "ds = ds.with_options(options)"]

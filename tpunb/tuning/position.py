@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpunb.errors import TpunbError
-from tpunb.text import format_error, plural
+from tpunb.text import format_error
 from tpunb.tfdata.graph import AUTOTUNE
 from tpunb.tfdata.position import explain, set_state, state_of
 from tpunb.torchdata.effects import digest
@@ -28,8 +28,6 @@ from tpunb.tuning.pipeline import Pipeline
 
 _LAST = 8  # batches before a position that are read with the program's values
 _TIMEOUT = 60.0  # seconds for a batch after which workers count as hung
-_MOST_REREAD = 4
-"""Batches that are read again if a position cannot be restored: more would take too long in every trial."""
 
 
 class BatchSource:
@@ -130,31 +128,21 @@ class TfPosition:
         import tensorflow as tf
 
         self._pipeline, self._begun, self._drawn = pipeline, begun, max(drawn, 1)
-        self._state, self.obstacle = None, ""
-        """Why the position cannot be kept; "" if it is."""
+        self.obstacle = ""  # why the position cannot be kept
         iterator = self._reached()
         try:
             self._state = state_of(iterator)
+            set_state(iter(pipeline.build({})), self._state)
         except tf.errors.OpError as error:
             self.obstacle = explain(error)
 
     def source(self, values: Mapping[str, Value]) -> BatchSource:
         """Return the data from the position on."""
-        import tensorflow as tf
-
         dataset = self._pipeline.build(values)
         if self.obstacle:
             return BatchSource(dataset, self._by_reading(dataset))
         iterator = iter(dataset)
-        try:
-            set_state(iterator, self._state)
-        except tf.errors.OpError as error:
-            if self._begun or self._drawn > _MOST_REREAD:
-                raise TpunbError(
-                    f"the position after {plural(self._drawn, 'batch')} cannot be restored with these stages",
-                    hint="tune from the beginning: omit start=",
-                ) from error
-            iterator = self._by_reading(self._pipeline.build(values))
+        set_state(iterator, self._state)
         return BatchSource(dataset, iterator)
 
     def _reached(self) -> Iterator[Any]:

@@ -55,12 +55,8 @@ class Space(Mapping[str, tuple[Value, ...]]):
     def of(
         cls, parameters: tuple[Parameter, ...], measure: Callable[[], StepCosts], *, cores: int, deepest: int
     ) -> Space:
-        """Return the space of a pipeline, without what short trials cannot measure.
-
-        These are caches, which pay off in the next epoch, and buffers of more than `deepest` batches, which a trial
-        would find filled.
-        """
-        free = [parameter for parameter in parameters if parameter.verdict != "locked" and parameter.kind != Kind.CACHE]
+        """Return the space of a pipeline, without buffers of over `deepest` batches, which a trial would find full."""
+        free = [parameter for parameter in parameters if parameter.verdict != "locked"]
         return cls(tuple(_shallow(parameter, deepest) for parameter in free), measure, cores)
 
     def __getitem__(self, name: str) -> tuple[Value, ...]:
