@@ -59,8 +59,8 @@ SAVING = (
 TUNING = (
     *((online.Online, name) for name in ("on_data", "on_begin", "on_step", "_obstacle", "_refusal", "_left")),
     *((online.Online, name) for name in ("_begin", "_advance", "_end", "_aside")),
-    *((live_keras.FitFeed, name) for name in ("__init__", "_prepared", "begin", "obstacle", "least_seconds")),
-    *((live_keras.FitFeed, name) for name in ("_copy", "sampled", "switch", "steps_left")),
+    *((live_keras.FitFeed, name) for name in ("__init__", "_prepared", "begin", "follow", "obstacle")),
+    *((live_keras.FitFeed, name) for name in ("least_seconds", "_copy", "sampled", "switch")),
     *((live.Feed, name) for name in ("is_due", "rest")),
     *((live.LiveTuning, name) for name in ("advance", "course", "_referenced", "raced", "_pairs", "_block")),
     *((live.LiveTuning, name) for name in ("_run_with", "tuning")),

@@ -12,7 +12,7 @@ import os
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -75,6 +75,18 @@ class Sample:
         return cls(steps, tuple(batches), statistics.fmean(seconds[len(seconds) // 2 :] or [0.0]), busy)
 
 
+def timed(batches: Iterator[Any], seconds: list[float]) -> Iterator[Any]:
+    """Yield batches, and append the time that each took."""
+    while True:
+        started = time.perf_counter()
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        seconds.append(time.perf_counter() - started)
+        yield batch
+
+
 class Feed(ABC):
     """The data of a running training, whose values change at any place within an epoch, and how they are tuned.
 
@@ -82,20 +94,20 @@ class Feed(ABC):
     """
 
     pipeline: Any
-    steps: int  # of the training
-    step_in_epoch: int  # since the begin of an epoch, or another interruption
-    steps_left: int | None  # or expected; None if unknown
-    within_epoch: bool  # whether there is a position
-    turn: int = 1  # steps of an execution
+    steps = 0  # of the training
+    step_in_epoch = 0  # since the begin of an epoch, or another interruption
+    steps_left: int | None = None  # or expected; None if unknown
+    within_epoch = False  # whether there is a position
+    turn = 1  # steps of an execution
     used = 0.0  # seconds of drawing samples that the training need not draw again
     aside: Callable[[], AbstractContextManager[None]] | None = partial(spending, "tuning")
 
-    def __init__(self, timer: StepTimer) -> None:
-        self.timer, self.done = timer, False
+    def __init__(self) -> None:
+        self.timer, self.done = StepTimer(), False
         self.pending: Message | None = None  # why it is not tuned yet
         self.live: LiveTuning | None = None  # while it is tuned
         self.announced = self.failed = False
-        self._first, self._next = self.steps, 0
+        self._first = self._next = 0
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

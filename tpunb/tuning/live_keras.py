@@ -11,7 +11,7 @@ from tpunb.tfdata.position import set_state, state_of
 from tpunb.tfdata.restored import late_shuffles
 from tpunb.torchdata.effects import digest
 from tpunb.training.fit_state import Fit
-from tpunb.tuning.live import END, SAMPLE, Feed, Sample, StepTimer
+from tpunb.tuning.live import END, SAMPLE, Feed, Sample, timed
 from tpunb.tuning.parameters import Kind
 from tpunb.tuning.pipeline import Pipeline
 from tpunb.tuning.position import TfPosition
@@ -31,7 +31,7 @@ class FitFeed(Feed):
 
     def __init__(self, fit: Fit, data: Any, *, exclusive: bool) -> None:
         self.fit, self.data = fit, data
-        super().__init__(StepTimer())
+        super().__init__()
         self.pipeline: Any = None
         self._is_rebuilt = False
         other = fit.data.reason or "its data are not a tf.data.Dataset (arrays and Python code have no values to tune)"
@@ -63,41 +63,23 @@ class FitFeed(Feed):
 
     def begin(self) -> None:
         """Begin with the steps that the optimizer has taken before."""
+        self.follow()
         self._first = self.steps
+
+    def follow(self) -> None:
+        """Take over how far the fit is."""
+        fit = self.fit
+        self.steps, self.step_in_epoch, self.steps_left = fit.steps, fit.step_in_epoch, fit.steps_left
+        self.within_epoch, self.turn = fit.step_in_epoch > 0, int(fit.model.steps_per_execution)
 
     def obstacle(self) -> Message | None:
         """Return why it cannot be tuned."""
         return self.refusal
 
     def least_seconds(self, step: float) -> float:
-        """Return the least seconds that a tuning takes: those of the sample, or up to the position, are drawn again."""
+        """Return the least seconds that a tuning takes; batches of the sample, and up to it, are drawn again."""
         drawn = 0 if self._is_rebuilt else self.fit.data.drawn
         return (SAMPLE[0] + 1) * self.execution(step) + drawn * step + super().least_seconds(step)
-
-    @property
-    def steps(self) -> int:  # type: ignore[override]
-        """Steps that the optimizer has taken."""
-        return self.fit.steps
-
-    @property
-    def step_in_epoch(self) -> int:  # type: ignore[override]
-        """Steps since the begin of an epoch."""
-        return self.fit.step_in_epoch
-
-    @property
-    def steps_left(self) -> int | None:  # type: ignore[override]
-        """Steps to come; None if unknown."""
-        return self.fit.steps_left
-
-    @property
-    def turn(self) -> int:  # type: ignore[override]
-        """Steps of an execution."""
-        return int(self.fit.model.steps_per_execution)
-
-    @property
-    def within_epoch(self) -> bool:  # type: ignore[override]
-        """Whether there is a position."""
-        return self.fit.step_in_epoch > 0
 
     def stages(self, seconds: float, busy: float) -> tuple[StageCost, ...]:
         """Return the costs of the stages, any of which may take all of a batch's."""
@@ -119,15 +101,12 @@ class FitFeed(Feed):
         seconds: list[float] = []
         iterator = self._copy(values)
         begun, worked = time.perf_counter(), time.process_time()
-        while len(seconds) < batches and (len(seconds) < SAMPLE[0] or time.perf_counter() - begun < limit):
-            started = time.perf_counter()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                drawn.append(END)
-                break
-            seconds.append(time.perf_counter() - started)
+        for batch in timed(iterator, seconds):
             drawn.append(digest(tf.nest.flatten(batch, expand_composites=True)))
+            if len(drawn) == batches or (len(drawn) >= SAMPLE[0] and time.perf_counter() - begun >= limit):
+                break
+        else:
+            drawn.append(END)
         return Sample.of(self.steps, drawn, seconds, begun, worked)
 
     def _copy(self, values: Values) -> Any:

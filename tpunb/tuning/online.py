@@ -93,10 +93,11 @@ class Online:
         """Tune the fit, if it is time."""
         if (feed := self._fit) is None:
             return
-        feed.timer.record(fit.steps, within_epoch=fit.step_in_epoch > 0)
+        feed.follow()
+        feed.timer.record(feed.steps, within_epoch=feed.within_epoch)
         if feed.live is not None:
             self._advance(feed)
-        elif fit.step_in_epoch and not feed.done and feed.is_due():
+        elif feed.within_epoch and not feed.done and feed.is_due():
             self._begin(feed)
 
     def on_batch(self, feed: LoaderFeed, *, follows: bool) -> bool:

@@ -125,14 +125,31 @@ class Pipeline:
         return 1
 
     def as_code(self, values: Mapping[str, Value]) -> str:
-        """Return the lines of code that set these values.
+        """Return the lines that set values: those of stages in the chain, then the options and the end of the pipeline.
 
         Raises
         ------
         ValueError, TpunbError
             As `build` does.
         """
-        return as_code(self.stages, changes(self.parameters, values))
+        by_name = {stage.name: stage for stage in self.stages if not stage.helper}
+        chain: list[str] = []
+        options: dict[Kind, Value] = {}  # one line for all stages
+        end: list[str] = []
+        for parameter, value in changes(self.parameters, values).items():
+            kind, stage = parameter.kind, by_name.get(parameter.stage)
+            if kind.code.startswith("options"):
+                options[kind] = max(value, options.get(kind, value))
+            elif stage is None:
+                end.append(_line(kind, value))
+            else:
+                branch = f", of input {stage.branch}" if stage.branch else ""
+                code = _line(kind, value, method=stage.kind, function=_function(stage))
+                chain.append(f"{code}  # stage {stage.number} from the source{branch}")
+        lines = [_line(kind, value) for kind, value in options.items()]
+        if lines:
+            lines = ["options = tf.data.Options()", *lines, "ds = ds.with_options(options)"]
+        return "\n".join([*chain, *lines, *end])
 
     def _rewriting(self) -> Rewriting:
         if self.refusal is not None:
@@ -246,28 +263,6 @@ class Pipeline:
             last = next(stage for stage in self.stages if stage.node == last.inputs[0])
         ahead = last.kind in _ASYNCHRONOUS or (last.kind == "map" and self._purity[last.node].is_auto_parallel)
         return self._optimizes("inject_prefetch") and not ahead
-
-
-def as_code(stages: tuple[Stage, ...], changed: Mapping[Parameter, Value]) -> str:
-    """Return the lines that set values: those of stages in the chain, then the options and the end of the pipeline."""
-    by_name = {stage.name: stage for stage in stages if not stage.helper}
-    chain: list[str] = []
-    options: dict[Kind, Value] = {}  # one line for all stages
-    end: list[str] = []
-    for parameter, value in changed.items():
-        kind, stage = parameter.kind, by_name.get(parameter.stage)
-        if kind.code.startswith("options"):
-            options[kind] = max(value, options.get(kind, value))
-        elif stage is None:
-            end.append(_line(kind, value))
-        else:
-            branch = f", of input {stage.branch}" if stage.branch else ""
-            code = _line(kind, value, method=stage.kind, function=_function(stage))
-            chain.append(f"{code}  # stage {stage.number} from the source{branch}")
-    lines = [_line(kind, value) for kind, value in options.items()]
-    if lines:
-        lines = ["options = tf.data.Options()", *lines, "ds = ds.with_options(options)"]
-    return "\n".join([*chain, *lines, *end])
 
 
 def _line(kind: Kind, value: Value, **words: str) -> str:

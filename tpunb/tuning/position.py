@@ -177,31 +177,20 @@ class TfPosition:
         return _after(dataset, self._drawn if drawn is None else drawn)
 
 
-class GrainPosition:
-    """The beginning of a Grain pipeline."""
+class Beginning:
+    """The beginning of data of Grain, or of a DataLoader."""
 
     obstacle = ""
 
-    def __init__(self, pipeline: GrainPipeline) -> None:
+    def __init__(self, pipeline: GrainPipeline | LoaderPipeline) -> None:
         self._pipeline = pipeline
 
     def source(self, values: Mapping[str, Value]) -> BatchSource:
-        """Return the data from the position on."""
+        """Return the data from the beginning on."""
+        if isinstance(self._pipeline, LoaderPipeline):
+            return LoaderSource(trial_loader(self._pipeline, values, _TIMEOUT))
         dataset = self._pipeline.build(values)
         return BatchSource(dataset, _after(dataset, 1))
-
-
-class LoaderPosition:
-    """The beginning of a DataLoader."""
-
-    obstacle = ""
-
-    def __init__(self, pipeline: LoaderPipeline) -> None:
-        self._pipeline = pipeline
-
-    def source(self, values: Mapping[str, Value]) -> LoaderSource:
-        """Return the data from the position on."""
-        return LoaderSource(trial_loader(self._pipeline, values, _TIMEOUT))
 
 
 def _after(dataset: Any, drawn: int, iterator: Iterator[Any] | None = None) -> Iterator[Any]:
