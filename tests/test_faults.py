@@ -47,7 +47,7 @@ SAVING = (
     ),
     *((fit_state.Fit, name) for name in ("write", "hidden_state", "unsaved_beside", "varying", "_listened")),
     *((fit_data.FitData, name) for name in ("attach", "use", "end_epoch", "write", "on_iterator")),
-    *((rewrite, name) for name in ("unseeded_shuffles", "draw_seeds", "seed_shuffles", "shuffles")),
+    *((rewrite, name) for name in ("unseeded_shuffles", "seed_shuffles", "shuffles")),
     *((position, name) for name in ("write", "begun", "seeded_shuffles")),
     *((seeds, name) for name in ("keras_generator", "host_random_state", "tensorflow_random_state")),
     *((native, name) for name in ("save", "write", "read_metadata")),

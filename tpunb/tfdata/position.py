@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +100,18 @@ def begun(iterator: Any) -> list[int]:
 
 
 def present_seeds(graph: Any) -> list[int | list[int]]:
-    """Return seeds for the unseeded shuffles of a graph: those that order every pass, new ones of the others."""
+    """Return seeds for the unseeded shuffles of a graph: those that order every pass, new ones of the others.
 
-    def present(node: Any, drawn: int) -> int | list[int]:
+    New ones are drawn from the system, so that no random state advances.
+    """
+
+    def present(node: Any) -> int | list[int]:
         if node.op not in rewrite.SHUFFLES or rewrite.is_reshuffling(node):
-            return drawn
+            return secrets.randbelow(2**62) + 1
         (state,) = _shuffles(iter(rewrite.with_generator(graph, node.name)))
         return [int(state["seed"]), int(state["seed2"])]
 
-    return [*map(present, rewrite.unseeded_shuffles(graph), rewrite.draw_seeds(graph))]
+    return [*map(present, rewrite.unseeded_shuffles(graph))]
 
 
 def _shuffles(iterator: Any) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 import os
 import random
-import secrets
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -140,11 +139,6 @@ def unseeded_shuffles(graph: Any) -> list[Any]:
     work, seeded = Rewriting(graph), [node for node in graph.node if node.op in _SEED_INPUT]
     inputs = {node.name: range(_SEED_INPUT[node.op], _SEED_INPUT[node.op] + 2) for node in seeded}
     return [node for node in seeded if all(work.number(node.name, at) == 0 for at in inputs[node.name])]
-
-
-def draw_seeds(graph: Any) -> list[int]:
-    """Return a seed for each unseeded shuffle; drawn from the system, so that no random state advances."""
-    return [secrets.randbelow(2**62) + 1 for _ in unseeded_shuffles(graph)]
 
 
 def seed_shuffles(dataset: Any, graph: Any, seeds: Sequence[int | Sequence[int]]) -> Any:
