@@ -148,14 +148,13 @@ def _value(parameter: Parameter, value: int) -> Value:
 def best_of(job: tp.tuning.Job, plan: Plan) -> dict[str, Value]:
     """Return the point of the grid with the least time of a step; print how many there were."""
     begun = time.perf_counter()
-    warmup, window = plan.short
-    with TrialRunner(job, warmup=warmup, window=window) as runner:
-        baseline = runner.calibrate()
+    with TrialRunner(job, sizes=plan.short) as runner:
+        runner.calibrate()
         points = grid(runner.pipeline.parameters, plan)
 
         def seconds(point: Values) -> float:
             try:
-                return baseline.trial(point).seconds
+                return runner.trial(point).seconds
             except TrialError:
                 return float("inf")
 
@@ -249,9 +248,9 @@ def late_trial(folder: Path, steps: int = 150) -> None:
     begun = time.perf_counter()
     with TrialRunner(kind.job(lambda: kind.data(folder, None)), saved[-1]) as runner:
         once = time.perf_counter() - begun
-        baseline = runner.calibrate()
-        spent = baseline.trial({}).spent
-        turns = baseline.warmup + baseline.window
+        runner.calibrate()
+        spent = runner.trial({}).spent
+        turns = sum(runner.sizes)
     print(
         f"A trial at step {saved[-1].step}: {spent:.2f} s for its {turns} steps, after {once:.1f} s, once, to find the "
         f"place; to run to that step again takes {ran:.1f} s, {ran / spent:.0f} times as long, and at step 5,000, "

@@ -22,7 +22,7 @@ from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.checkpoint.resume import resume
 from tpunb.errors import TpunbError
 from tpunb.training import seeds
-from tpunb.tuning import tournament, tuned, tuner
+from tpunb.tuning import tournament, trial, tuned, tuner
 
 backend = jax.default_backend
 SAMPLES, BATCH, EVERY = 48, 4, 5
@@ -246,6 +246,7 @@ def tune(folder, turn):
     forced_tuning.force(pytest.MonkeyPatch(), 8)
     tournament.race = lambda pairs, narrow: forced_tuning.Won().add(*next(pairs))
     tuner._bound = lambda *_: None
+    trial._HICCUP = 1e6
     one, data, _ = tuned_cell(0, turn)
     before = weights(one)
     tuning = tp.tune(one, data, search=forced_tuning.others, budget=1e6)

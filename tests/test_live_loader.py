@@ -242,13 +242,10 @@ PLACES = (
     *((live_torch.LoaderFeed, name) for name in ("early", "parameters", "stages")),
     *((live_torch.LoaderFeed, name) for name in ("pipeline", "within_epoch", "steps_left", "as_code", "_settings")),
     *((live_torch._Watched, name) for name in ("begun", "_asked", "close")),
-    *((live_torch, name) for name in ("with_settings", "settings_of", "_timed", "digest", "_called_from")),
-    *(
-        (online.Online, name)
-        for name in ("on_batch", "_begin_live", "_advance", "_end_live", "_live_obstacle", "_left")
-    ),
+    *((live_torch, name) for name in ("with_settings", "settings_of", "timed", "digest", "_called_from")),
+    *((online.Online, name) for name in ("on_batch", "_begin", "_advance", "_end", "_obstacle", "_left")),
     *((online.Online, name) for name in ("_end_loaders", "_refusal")),
-    *((live.Feed, name) for name in ("__init__", "is_due", "execution", "least_live")),
+    *((live.Feed, name) for name in ("__init__", "is_due", "execution", "least_seconds")),
     *(
         (live.LiveTuning, name)
         for name in ("course", "_referenced", "raced", "_pairs", "_block", "_run_with", "tuning")

@@ -35,7 +35,7 @@ from tpunb.torchdata.loader import (
 from tpunb.tuning.loader import LoaderPipeline
 from tpunb.tuning.model_based import model_based, predicted
 from tpunb.tuning.parameters import Kind
-from tpunb.tuning.position import LoaderPosition
+from tpunb.tuning.position import Beginning
 from tpunb.tuning.search import Space, StepCosts
 from tpunb.tuning.stage_costs import StageCost
 from tpunb.tuning.trial import TrialError, TrialRunner
@@ -472,11 +472,11 @@ def test_trials_of_any_workers_train_alike_and_leave_no_trace():
     (model, optimizer), _ = job.parts
     weights = [parameter.tolist() for parameter in model.parameters()]
     before = torch.get_rng_state().tolist()
-    with TrialRunner(job, warmup=3, window=4) as runner:
+    with TrialRunner(job, sizes=(3, 4)) as runner:
         baseline = runner.calibrate()
-        digests = {baseline.trial({"loader workers": workers}).digest for workers in (0, 1, 2)}
+        digests = {runner.trial({"loader workers": workers}).digest for workers in (0, 1, 2)}
         assert runner.first_difference({"loader workers": 2, "loader prefetch factor": 1}, 11) is None
-    assert digests == {baseline.result.digest}
+    assert digests == {baseline.digest}
     assert [parameter.tolist() for parameter in model.parameters()] == weights
     assert optimizer.state_dict()["state"] == {}
     assert torch.get_rng_state().tolist() == before
@@ -496,21 +496,19 @@ class Later(Rows):
 def test_batches_are_compared_beyond_those_of_a_trial():
     data = of(lambda: Later(80))()
     assert LoaderPipeline(data).refusal is None
-    with TrialRunner(tp.tuning.Job((None, data), step=lambda model, batch: None), warmup=1, window=1) as runner:
+    with TrialRunner(tp.tuning.Job((None, data), step=lambda model, batch: None), sizes=(1, 1)) as runner:
         baseline = runner.calibrate()
-        assert baseline.trial({"loader workers": 1}).digest == baseline.result.digest
+        assert runner.trial({"loader workers": 1}).digest == baseline.digest
         assert runner.first_difference({"loader workers": 1}, 7) is None
         assert runner.first_difference({"loader workers": 1}, 20) == 8
 
 
 @pytest.mark.live
 def test_other_batches_are_another_output():
-    with TrialRunner(
-        tp.tuning.Job((None, of(ByWorker)()), step=lambda model, batch: None), warmup=1, window=2
-    ) as runner:
-        runner.position = LoaderPosition(runner.pipeline)
+    with TrialRunner(tp.tuning.Job((None, of(ByWorker)()), step=lambda model, batch: None), sizes=(1, 2)) as runner:
+        runner.position = Beginning(runner.pipeline)
         baseline = runner.calibrate()
-        assert baseline.trial({"loader workers": 2}).digest != baseline.result.digest
+        assert runner.trial({"loader workers": 2}).digest != baseline.digest
 
 
 class FailsInWorker(Rows):
@@ -523,11 +521,11 @@ class FailsInWorker(Rows):
 @pytest.mark.live
 def test_a_failing_worker_is_a_failed_trial():
     job = tp.tuning.Job((None, of(FailsInWorker)()), step=lambda model, batch: None)
-    with TrialRunner(job, warmup=3, window=3) as runner:
-        runner.position = LoaderPosition(runner.pipeline)
-        baseline = runner.calibrate()
+    with TrialRunner(job, sizes=(3, 3)) as runner:
+        runner.position = Beginning(runner.pipeline)
+        runner.calibrate()
         with pytest.raises(TrialError, match="no handle"):
-            baseline.trial({"loader workers": 2})
+            runner.trial({"loader workers": 2})
     gc.collect()
     assert not multiprocessing.active_children()
 

@@ -13,7 +13,6 @@ from optional import lazy
 
 from tpunb.errors import TpunbError
 from tpunb.tfdata.graph import to_graph
-from tpunb.tuning import caching
 from tpunb.tuning.pipeline import Pipeline
 
 tf = lazy("tensorflow")
@@ -67,18 +66,14 @@ def test_a_pipeline_is_read_stage_by_stage():
         "batch:4 size",
         "prefetch:5 buffer",
         "options private threads",
-        "map:1(double) cached",
-        "map:3 cached",
     ]
     current = {name: parameter.current for name, parameter in parameters.items()}
     assert current["map:3 parallel calls"] == 3
     assert current["shuffle:2 buffer"] == 4
     assert current["prefetch:5 buffer"] == 5
-    assert current["map:1(double) cached"] is False
     assert [name for name, parameter in parameters.items() if parameter.verdict == "locked"] == [
         "shuffle:2 buffer",
         "batch:4 size",
-        "map:3 cached",
     ]
     assert all(
         parameter.current in parameter.domain for parameter in parameters.values() if parameter.verdict != "locked"
@@ -154,7 +149,6 @@ def test_python_makes_every_parameter_of_the_pipeline_need_verification():
     assert verdicts["map:1(double) parallel calls"] == "verify"
     assert verdicts["end prefetch"] == "verify"
     assert "map:2 runs Python" in named(pipeline)["end prefetch"].reason
-    assert "map:2 cached" not in verdicts
 
 
 def test_a_map_that_draws_random_numbers_is_locked():
@@ -162,7 +156,6 @@ def test_a_map_that_draws_random_numbers_is_locked():
     parameter = named(pipeline)["map:1 parallel calls"]
     assert parameter.verdict == "locked"
     assert "RandomUniform" in parameter.reason
-    assert "map:1 cached" not in named(pipeline)
 
 
 def test_a_map_that_reads_a_variable_needs_verification():
@@ -325,51 +318,6 @@ def test_later_epochs_are_unchanged(tmp_path, seed):
     assert (epochs(Pipeline(make()).build({}), 3)[2] == later[0]) == (seed is not None)
 
 
-def test_an_iterator_checkpoint_does_not_restore_into_an_added_cache(tmp_path):
-    pipeline = Pipeline(tf.data.Dataset.range(10_000).map(double).shuffle(5, seed=1).batch(3))
-    iterator = iter(pipeline.build({}))
-    next(iterator)
-    path = tf.train.Checkpoint(it=iterator).write(str(tmp_path / "at"))
-    other = iter(pipeline.build({"map:1(double) cached": True}))
-    with pytest.raises((tf.errors.OpError, ValueError)):
-        tf.train.Checkpoint(it=other).read(path)
-
-
-# ---- caches
-
-
-def test_a_cache_follows_the_last_map_of_a_chain():
-    def make():
-        return ranged().map(double).map(halved).shuffle(4, seed=1).batch(3)
-
-    built = Pipeline(make()).build({"map:2(halved) cached": True})
-    kinds = [stage.kind for stage in Pipeline(built).stages if stage.kind in ("map", "cache", "shuffle")]
-    assert kinds == ["map", "map", "cache", "shuffle"]
-    assert epochs(built, 3) == epochs(make(), 3)
-
-
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (lambda: ranged().repeat().map(double).batch(2), "infinite"),
-        (lambda: ranged().filter(lambda x: x > 1).map(double).batch(2), "unknown"),
-        (lambda: ranged().map(tf.range).batch(1), "size of its elements"),
-        (lambda: ranged().shuffle(3).batch(2).map(double), "reshuffles in every epoch"),
-    ],
-)
-def test_a_cache_needs_the_same_elements_and_room(build, words):
-    parameter = next(parameter for parameter in Pipeline(build()).parameters if parameter.name.endswith("cached"))
-    assert parameter.verdict == "locked"
-    assert words in parameter.reason
-
-
-def test_a_cache_without_memory_for_it_is_locked(monkeypatch):
-    monkeypatch.setattr(caching, "_free_bytes", lambda: 150)
-    assert named(Pipeline(ranged().map(halved).batch(2)))["map:1(halved) cached"].verdict == "safe"
-    monkeypatch.setattr(caching, "_free_bytes", lambda: 80)
-    assert "do not fit" in named(Pipeline(ranged().map(halved).batch(2)))["map:1(halved) cached"].reason
-
-
 @pytest.mark.parametrize(
     ("build", "words"),
     [
@@ -435,12 +383,11 @@ def test_code_names_the_stages():
     assert Pipeline(data).as_code({}) == ""
 
 
-def test_code_of_caches_and_options():
+def test_code_of_stages_and_options():
     pipeline = Pipeline(ranged().map(double).batch(2).prefetch(1))
-    values = {"map:1(double) cached": True, "batch:2 parallel copy": True, "prefetch:3 buffer": -1}
+    values = {"batch:2 parallel copy": True, "prefetch:3 buffer": -1}
     assert pipeline.as_code(values).splitlines() == [
         "ds = ds.prefetch(tf.data.AUTOTUNE)  # stage 3 from the source",
-        "ds = ds.cache()  # right after stage 1 from the source",
         "options = tf.data.Options()",
         "options.experimental_optimization.parallel_batch = True  # for all batch stages",
         "ds = ds.with_options(options)",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tpunb.errors import MissingExtra
 from tpunb.tfdata.graph import AUTOTUNE
 from tpunb.tuning.model_based import least_step, model_based, predicted
-from tpunb.tuning.parameters import DEPENDENCES, Kind, Parameter
+from tpunb.tuning.parameters import Kind, Parameter
 from tpunb.tuning.search import Space, StepCosts, hill_climb, joined, optuna_search
 from tpunb.tuning.stage_costs import StageCost
 from tpunb.tuning.tournament import Budget, Tournament
@@ -322,11 +322,7 @@ def test_what_a_parameter_that_is_off_would_limit_is_not_tried_alone():
     assert [values[BUFFER] for values in asked if not values[READ_THREADS]] == [0]
 
 
-def test_why_parameters_depend_on_each_other_is_said():
-    for kind, dependences in DEPENDENCES.items():
-        for dependence in dependences:
-            assert dependence.kind is not kind
-            assert dependence.reason
+def test_what_a_parameter_depends_on_is_moved_with_it():
     moved = joined(reading(0, 0), {READ_THREADS: 8})
     assert moved == {READ_THREADS: 8, BUFFER: 16}
     assert joined(reading(32, 16), {BUFFER: 64}) == {BUFFER: 64}
@@ -403,9 +399,8 @@ def test_the_model_based_search_finds_what_a_climb_cannot():
 
 
 def test_the_space_omits_what_short_trials_cannot_measure():
-    cache = Parameter(Kind.CACHE, "map:2", False, (False, True), "safe", "")
     size = Parameter(Kind.BATCH_SIZE, "batch:3", 4, (), "locked", "")
-    of = Space.of((*parameters(), cache, size), lambda: StepCosts(1.0), cores=2, deepest=4)
+    of = Space.of((*parameters(), size), lambda: StepCosts(1.0), cores=2, deepest=4)
     assert list(of) == [READ, MAP, END, THREADS]
     assert of[END] == (0, 1, 2, 4, AUTOTUNE)
     assert of.default == OWN

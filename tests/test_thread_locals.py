@@ -63,9 +63,9 @@ def test_trials_in_a_thread_leave_nothing_behind():
 
     def trials():
         restore()
-        with TrialRunner(job, warmup=1, window=2) as runner:
+        with TrialRunner(job, sizes=(1, 2)) as runner:
             baseline = runner.calibrate()
-            return baseline.result.digest, baseline.trial({}).digest
+            return baseline.digest, runner.trial({}).digest
 
     one, two = in_a_thread(trials)
     assert one == two

@@ -17,7 +17,7 @@ from tpunb.tfdata.graph import AUTOTUNE
 from tpunb.tuning import trial
 from tpunb.tuning.job import Job, as_job
 from tpunb.tuning.pipeline import Pipeline
-from tpunb.tuning.position import BatchSource, GrainPosition, TfPosition
+from tpunb.tuning.position import BatchSource, Beginning, TfPosition
 from tpunb.tuning.trial import TrialError, TrialRunner
 
 keras, tf = lazy("keras"), lazy("tensorflow")
@@ -33,18 +33,18 @@ def built(one):
 
 @pytest.mark.live
 def test_trials_of_any_values_give_the_same_output():
-    with TrialRunner(job(), warmup=2, window=3) as runner:
+    with TrialRunner(job(), sizes=(2, 3)) as runner:
         baseline = runner.calibrate()
-        others = [baseline.trial(values) for values in ({}, {CALLS: 8, "end prefetch": 2}, {CALLS: AUTOTUNE})]
-    assert {other.digest for other in others} == {baseline.result.digest}
+        others = [runner.trial(values) for values in ({}, {CALLS: 8, "end prefetch": 2}, {CALLS: AUTOTUNE})]
+    assert {other.digest for other in others} == {baseline.digest}
 
 
 @pytest.mark.live
 def test_another_output_is_seen():
     # what the pipeline had read ahead is the same in each trial: the window is longer
-    with TrialRunner(job(counting, n=800), warmup=1, window=60) as runner:
+    with TrialRunner(job(counting, n=800), sizes=(1, 60)) as runner:
         baseline = runner.calibrate()
-        assert baseline.result.digest != baseline.trial({}).digest
+        assert baseline.digest != runner.trial({}).digest
 
 
 @pytest.mark.live
@@ -54,8 +54,9 @@ def test_trials_leave_no_trace(tmp_path, monkeypatch):
     model, data = built(one), one.parts[1]
     keras.utils.set_random_seed(9)
     before = everything(model)
-    with TrialRunner(one, warmup=1, window=2) as runner:
-        runner.calibrate().trial({"map:2(fetched) parallel calls": 4})
+    with TrialRunner(one, sizes=(1, 2)) as runner:
+        runner.calibrate()
+        runner.trial({"map:2(fetched) parallel calls": 4})
         runner.model_only_seconds()
         assert everything(model) != before
     assert everything(model) == before
@@ -75,7 +76,7 @@ def test_the_shuffle_of_the_program_does_not_advance():
     tf.random.set_seed(5)  # as little() does: it goes into every seed
     data = seeded()
     pairs = data.map(lambda x: (x, tf.reduce_sum(x, 1, keepdims=True)))
-    with TrialRunner(Job(lambda: (reused(), pairs)), warmup=1, window=7) as runner:
+    with TrialRunner(Job(lambda: (reused(), pairs)), sizes=(1, 7)) as runner:
         runner.calibrate()
     assert orders(data) == orders(seeded())
 
@@ -93,13 +94,13 @@ def test_an_interrupt_leaves_nothing_either():
 
 @pytest.mark.live
 def test_what_raises_is_refused_with_the_error():
-    with TrialRunner(job(broken), warmup=1, window=40) as runner:
+    with TrialRunner(job(broken), sizes=(1, 40)) as runner:
         baseline = runner.calibrate()
-        assert baseline.result.seconds > 0
+        assert baseline.seconds > 0
         with pytest.raises(TrialError, match=r"^ValueError: no more than one reader"):
-            baseline.trial(TWO_READERS)
+            runner.trial(TWO_READERS)
         with pytest.raises(TrialError, match="no parameter is named"):
-            baseline.trial({"warp": 9})
+            runner.trial({"warp": 9})
 
 
 @pytest.mark.live
@@ -114,7 +115,7 @@ def test_the_model_alone_reads_one_batch():
         rows = tf.data.Dataset.range(400).map(lambda i: tf.ensure_shape(tf.numpy_function(note, [i], tf.float32), [4]))
         return rows.map(lambda x: (x, tf.reduce_sum(x, keepdims=True))).batch(4)
 
-    with TrialRunner(job(data), warmup=1, window=2) as runner:
+    with TrialRunner(job(data), sizes=(1, 2)) as runner:
         read.clear()
         assert runner.model_only_seconds() > 0
         assert len(read) < 4 * (3 + trial._MODEL_EXECUTIONS)
@@ -128,9 +129,9 @@ def test_global_seeds_that_the_first_trial_creates_are_removed():
     tf.random.set_seed(None)
     fresh = fitted(noisy())
     model = noisy()
-    with TrialRunner(Job(lambda: (model, at_hand())), warmup=1, window=2) as runner:
+    with TrialRunner(Job(lambda: (model, at_hand())), sizes=(1, 2)) as runner:
         baseline = runner.calibrate()
-        assert baseline.result.digest == baseline.trial({}).digest
+        assert baseline.digest == runner.trial({}).digest
     assert fitted(model) == fresh
 
 
@@ -146,10 +147,11 @@ def test_data_that_fail_by_themselves_raise():
 @pytest.mark.live
 def test_windows_are_long_enough_to_measure():
     with TrialRunner(job(at_hand)) as runner:
-        assert 3 <= runner.calibrate().window <= 100
-    with TrialRunner(job(), warmup=2, window=3) as runner:
-        baseline = runner.calibrate()
-        assert (baseline.warmup, baseline.window) == (2, 3)
+        runner.calibrate()
+        assert 3 <= runner.sizes[1] <= 100
+    with TrialRunner(job(), sizes=(2, 3)) as runner:
+        runner.calibrate()
+        assert runner.sizes == (2, 3)
 
 
 class Clock:
@@ -180,9 +182,9 @@ def test_a_window_is_timed_by_the_clock_and_by_the_processors(monkeypatch):
 def test_the_time_of_a_trial_is_that_of_all_its_executions(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(trial, "time", clock)
-    with TrialRunner(job(at_hand), warmup=2, window=3) as runner:
+    with TrialRunner(job(at_hand), sizes=(2, 3)) as runner:
         monkeypatch.setattr(runner.training, "execute", clock.execute)
-        result = runner.calibrate().result
+        result = runner.calibrate()
     assert (result.seconds, result.spent, result.busy) == (2.0, 10.0, 1.5)
 
 
@@ -199,11 +201,11 @@ def test_a_slow_trial_ends_between_two_executions(monkeypatch, limit, executions
 def test_values_that_are_much_too_slow_fail_but_never_the_programs_own(monkeypatch):
     monkeypatch.setattr(trial, "_PATIENCE", 0)
     monkeypatch.setattr(trial, "_HICCUP", 0)
-    with TrialRunner(job(), warmup=1, window=2) as runner:
-        baseline = runner.calibrate()
-        assert baseline.trial({}).seconds > 0
+    with TrialRunner(job(), sizes=(1, 2)) as runner:
+        runner.calibrate()
+        assert runner.trial({}).seconds > 0
         with pytest.raises(TrialError, match="much too slow"):
-            baseline.trial({"end prefetch": 2})
+            runner.trial({"end prefetch": 2})
 
 
 @pytest.mark.live
@@ -213,9 +215,9 @@ def test_a_short_window_is_timed_once_more_after_the_output(monkeypatch):
         executed = []
         execute = runner.training.execute
         monkeypatch.setattr(runner.training, "execute", lambda iterator: executed.append(1) or execute(iterator))
-        monkeypatch.setattr(baseline, "_short", float("inf"))
-        assert baseline.trial({"end prefetch": 2}).digest == baseline.result.digest
-        assert len(executed) > 2 * baseline.warmup + baseline.window
+        monkeypatch.setattr(runner, "_short", float("inf"))
+        assert runner.trial({"end prefetch": 2}).digest == baseline.digest
+        assert len(executed) > 2 * runner.sizes[0] + runner.sizes[1]
 
 
 @pytest.mark.live
@@ -224,15 +226,15 @@ def test_the_sizing_trial_of_slow_executions_is_the_baseline(monkeypatch):
     monkeypatch.setattr(trial, "_SECONDS", 0.0)
     with TrialRunner(job()) as runner:
         baseline = runner.calibrate()
-        assert baseline.result.digest == baseline.trial({}).digest
-        assert (baseline.warmup, baseline.window) == (3, 3)
+        assert baseline.digest == runner.trial({}).digest
+        assert runner.sizes == (3, 3)
 
 
 @pytest.mark.live
 def test_epochs_that_end_start_again():
-    with TrialRunner(job(at_hand, n=8), warmup=1, window=12) as runner:
+    with TrialRunner(job(at_hand, n=8), sizes=(1, 12)) as runner:
         baseline = runner.calibrate()
-        assert baseline.result.digest == baseline.trial({"end prefetch": 2}).digest
+        assert baseline.digest == runner.trial({"end prefetch": 2}).digest
     with pytest.raises(TpunbError, match="no batch"), TrialRunner(job(at_hand, n=0)):
         pass
 
@@ -269,12 +271,12 @@ def test_a_trial_from_a_checkpoint_continues_as_the_run_did(saved, tmp_path):
     one = job(shuffled_at_hand)
     model = built(one)
     before = everything(model)
-    with TrialRunner(one, checkpoint, warmup=2, window=3) as runner:
-        baseline = runner.calibrate()
+    with TrialRunner(one, checkpoint, sizes=(2, 3)) as runner:
+        runner.calibrate()
         outputs = []
         execute = runner.training.execute
         runner.training.execute = lambda iterator: outputs.append(execute(iterator)) or outputs[-1]
-        baseline.trial({"end prefetch": 2})
+        runner.trial({"end prefetch": 2})
     assert [float(output["loss"]).hex() for output in outputs] == losses[:5]
     assert everything(model) == before
 
@@ -319,7 +321,7 @@ class Draws:
 
 
 @pytest.mark.parametrize(("begun", "drawn"), [(0, 1), (0, 3), (2, 2), (1, 19)])
-def test_a_position_follows_the_batches_read(tmp_path, begun, drawn):
+def test_a_position_follows_the_batches_read(begun, drawn):
     def data():
         return tf.data.Dataset.range(66).shuffle(7, seed=1).map(lambda x: x + 1).batch(3)
 
@@ -328,23 +330,11 @@ def test_a_position_follows_the_batches_read(tmp_path, begun, drawn):
         iter(own)
     iterator = iter(own)
     rest = [batch.numpy().tolist() for batch in iterator][drawn:]
-    position = TfPosition(Pipeline(data()), tmp_path, begun=begun, drawn=drawn)
+    position = TfPosition(Pipeline(data()), begun=begun, drawn=drawn)
     assert position.obstacle == ""
     for values in ({}, {"map:2 parallel calls": 4, "end prefetch": 2}, {"options private threads": 8}):
         source = position.source(values)
         assert [source.execute(Draws()) for _ in rest] == rest
-
-
-def test_an_added_cache_starts_only_at_a_position_near_the_beginning(tmp_path):
-    pipeline = Pipeline(tf.data.Dataset.range(10_000).map(lambda x: x * 2).shuffle(5, seed=1).batch(3))
-    cached = {"map:1 cached": True}
-    near = TfPosition(pipeline, tmp_path)
-    assert near.source(cached).execute(Draws()) == near.source({}).execute(Draws())
-    folder = tmp_path / "far"
-    folder.mkdir()
-    far = TfPosition(pipeline, folder, begun=1, drawn=2)
-    with pytest.raises(TpunbError, match="cannot be restored with these stages"):
-        far.source(cached)
 
 
 def test_data_that_end_start_again_and_empty_data_raise():
@@ -365,9 +355,9 @@ def test_trials_of_grain_data():
         model["sum"] = model["sum"] * 0.9 + np.mean(batch)
         return model["sum"]
 
-    with TrialRunner(Job(lambda: (own, data), step), warmup=1, window=3) as runner:
+    with TrialRunner(Job(lambda: (own, data), step), sizes=(1, 3)) as runner:
         baseline = runner.calibrate()
-        assert baseline.trial({"read threads": 2, "read buffer": 4}).digest == baseline.result.digest
+        assert runner.trial({"read threads": 2, "read buffer": 4}).digest == baseline.digest
         assert runner.model_only_seconds() > 0
     assert own["sum"].tolist() == [0]
 
@@ -379,10 +369,11 @@ def test_a_trial_ends_what_reads_ahead_for_it(kind, monkeypatch):
     if kind == "loader":
         sampler = grain.samplers.SequentialSampler(2000, grain.sharding.NoSharding())
         data = grain.DataLoader(data_source=range(2000), sampler=sampler)
-    sources, source = [], GrainPosition.source
-    monkeypatch.setattr(GrainPosition, "source", lambda *args: sources.append(source(*args)) or sources[-1])
-    with TrialRunner(as_job(data), warmup=1, window=2) as runner:
-        runner.calibrate().trial({"read buffer": 4})
+    sources, source = [], Beginning.source
+    monkeypatch.setattr(Beginning, "source", lambda *args: sources.append(source(*args)) or sources[-1])
+    with TrialRunner(as_job(data), sizes=(1, 2)) as runner:
+        runner.calibrate()
+        runner.trial({"read buffer": 4})
         runner.sample()
         runner.model_only_seconds()
     assert len(sources) == 4

@@ -83,9 +83,9 @@ def test_its_output_is_the_same(tuned):
     found, one, *_ = tuned
     assert all(trial.equal for trial in found.trials)
     assert elements(found.apply(reading())) == elements(reading())
-    with TrialRunner(one, warmup=1, window=3) as runner:
+    with TrialRunner(one, sizes=(1, 3)) as runner:
         baseline = runner.calibrate()
-        assert baseline.trial(found.best).digest == baseline.result.digest
+        assert runner.trial(found.best).digest == baseline.digest
 
 
 @pytest.mark.live

@@ -6,7 +6,7 @@ random numbers, state and unknown operations are not allowed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -110,8 +110,13 @@ def called_functions(node: Any) -> list[str]:
     return single + [function.name for functions in lists for function in functions]
 
 
-def operations(functions: dict[str, Any], *names: str) -> Iterator[str]:
+def operations(functions: Mapping[str, Any], *names: str) -> Iterator[str]:
     """Yield the operations of functions and of all that they call; a missing function by its name."""
+    yield from (getattr(node, "op", node) for node in nodes_of(functions, *names))
+
+
+def nodes_of(functions: Mapping[str, Any], *names: str) -> Iterator[Any]:
+    """Yield the nodes of functions and of all that they call; the name of a missing function."""
     todo, seen = [*names], set(names)
     while todo:
         name = todo.pop()
@@ -123,7 +128,7 @@ def operations(functions: dict[str, Any], *names: str) -> Iterator[str]:
             if node.op in functions:  # a call in the old form: the function's name in place of an operation
                 further.append(node.op)
             else:
-                yield node.op
+                yield node
             todo += [other for other in further if other not in seen]
             seen.update(further)
 

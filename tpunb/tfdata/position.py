@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +59,6 @@ def set_state(iterator: Any, state: Any) -> None:
     tf.raw_ops.DeserializeIterator(resource_handle=iterator._iterator_resource, serialized=state)
 
 
-def fingerprint(element: Any) -> bytes:
-    """Return a digest of the tensors of an element, exact to the last bit."""
-    import tensorflow as tf
-
-    hashed = hashlib.blake2b(digest_size=16)
-    for part in tf.nest.flatten(element, expand_composites=True):
-        hashed.update(tf.io.serialize_tensor(part).numpy())
-    return hashed.digest()
-
-
 def explain(error: Exception) -> str:
     """Return TensorFlow's reason why a position cannot be saved, with the operation that prevents it."""
     import tensorflow as tf
@@ -110,15 +100,18 @@ def begun(iterator: Any) -> list[int]:
 
 
 def present_seeds(graph: Any) -> list[int | list[int]]:
-    """Return seeds for the unseeded shuffles of a graph: those that order every pass, new ones of the others."""
+    """Return seeds for the unseeded shuffles of a graph: those that order every pass, new ones of the others.
 
-    def present(node: Any, drawn: int) -> int | list[int]:
+    New ones are drawn from the system, so that no random state advances.
+    """
+
+    def present(node: Any) -> int | list[int]:
         if node.op not in rewrite.SHUFFLES or rewrite.is_reshuffling(node):
-            return drawn
+            return secrets.randbelow(2**62) + 1
         (state,) = _shuffles(iter(rewrite.with_generator(graph, node.name)))
         return [int(state["seed"]), int(state["seed2"])]
 
-    return [*map(present, rewrite.unseeded_shuffles(graph), rewrite.draw_seeds(graph))]
+    return [*map(present, rewrite.unseeded_shuffles(graph))]
 
 
 def _shuffles(iterator: Any) -> list[dict[str, Any]]:

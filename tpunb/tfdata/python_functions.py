@@ -20,7 +20,7 @@ import numpy as np
 
 from tpunb.instrument.tensorflow import python_function
 from tpunb.text import plain
-from tpunb.tfdata.effects import PYTHON, called_functions
+from tpunb.tfdata.effects import PYTHON, nodes_of
 from tpunb.tfdata.stages import Stage
 
 _CHANGES = {
@@ -212,15 +212,8 @@ def _unwrapped(function: Any) -> tuple[Any, Any]:
 
 def _python_functions(library: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[Any]:
     """Yield the Python functions that functions of a graph call."""
-    todo, seen = [*names], set(names)
-    while todo:
-        definition = library.get(todo.pop())
-        for node in definition.node_def if definition is not None else ():
-            if node.op in PYTHON:
-                yield python_function(node.attr["token"].s.decode())
-            further = [other for other in called_functions(node) if other not in seen]
-            todo += further
-            seen.update(further)
+    called = (node for node in nodes_of(library, *names) if getattr(node, "op", "") in PYTHON)
+    yield from (python_function(node.attr["token"].s.decode()) for node in called)
 
 
 def _name(function: Any) -> str:

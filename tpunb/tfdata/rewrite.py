@@ -1,4 +1,4 @@
-"""Rewrites the graph of a pipeline: other parameters, other order, a cache or a prefetch inserted, other shuffle seeds.
+"""Rewrites the graph of a pipeline: other parameters, a prefetch at the end, other shuffle seeds.
 
 Every function that takes a `Rewriting` changes its GraphDef. Whether a change keeps the output is judged elsewhere.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 import os
 import random
-import secrets
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -104,12 +103,6 @@ class Rewriting:
         """Return the first dataset that a node reads."""
         return str(self.nodes[node].input[0]).split(":")[0]
 
-    def put_above(self, name: str, node: Any) -> None:
-        """Insert a node, which reads another, between that and its readers."""
-        for reader in self.graph.node:
-            if reader.name != node.name:
-                reader.input[:] = [node.name if read.split(":")[0] == name else read for read in reader.input]
-
     def element(self, name: str) -> tuple[Any, Any]:
         """Return the types and shapes of a dataset's elements: two list attributes with one entry per component."""
         node = self.nodes[name]
@@ -146,11 +139,6 @@ def unseeded_shuffles(graph: Any) -> list[Any]:
     work, seeded = Rewriting(graph), [node for node in graph.node if node.op in _SEED_INPUT]
     inputs = {node.name: range(_SEED_INPUT[node.op], _SEED_INPUT[node.op] + 2) for node in seeded}
     return [node for node in seeded if all(work.number(node.name, at) == 0 for at in inputs[node.name])]
-
-
-def draw_seeds(graph: Any) -> list[int]:
-    """Return a seed for each unseeded shuffle; drawn from the system, so that no random state advances."""
-    return [secrets.randbelow(2**62) + 1 for _ in unseeded_shuffles(graph)]
 
 
 def seed_shuffles(dataset: Any, graph: Any, seeds: Sequence[int | Sequence[int]]) -> Any:
@@ -306,15 +294,6 @@ def keep_prefetch_order(work: Rewriting) -> None:
     for node in work.graph.node:
         if node.op == "PrefetchDataset":
             node.attr["buffer_size_min"].i = max(1, node.attr["buffer_size_min"].i)
-
-
-def insert_cache(work: Rewriting, wanted: bool, below: str) -> None:
-    """Insert a cache in memory above a stage, if wanted."""
-    if not wanted:
-        return
-    node = work.add("CacheDatasetV2", below, work.const(""), _add_cache(work))
-    work.set_element(node.name, work.element(below))
-    work.put_above(below, node)
 
 
 def shared_resources(graph: Any) -> Iterator[Any]:

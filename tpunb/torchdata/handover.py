@@ -101,7 +101,7 @@ class Handover:
         self.raised: BaseException | None = None  # by the program's data in place of the last batch, or at the end
         self.failure = ""  # of others, after which the program's settings make all batches
         self.random = ""  # owner of a global generator that the data have drawn from
-        self.settles, self.delivered = True, 0  # whether settings may be tried, and batches that the loop got
+        self.settles = True  # whether settings may be tried
         iterator._sampler_iter = self._indices.drawn()
 
     @property
@@ -143,7 +143,6 @@ class Handover:
         if isinstance(batch, _Raised):
             self.raised = batch.error
             raise batch.error
-        self.delivered += 1
         return batch
 
     def ahead(self, iterator: Any, most: int, proceeds: Callable[[int], bool]) -> Iterator[tuple[Any, Any]]:

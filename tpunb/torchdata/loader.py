@@ -80,8 +80,6 @@ def with_settings(loader: Any, settings: Settings) -> Any:
 
 def independent(loader: Any) -> Any:
     """Return a DataLoader with samplers and generators of its own, in the state of the given one's."""
-    if (inner := _inner(loader)) is not None:
-        return _copied(loader, base_dataloader=independent(inner))
     shared = {id(each): each for each in (loader.dataset, loader.collate_fn)}
     try:
         samplers = copy.deepcopy(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 from tpunb.instrument.keras import dataset_adapter
 from tpunb.instrument.tensorflow import LIBRARY as TENSORFLOW
@@ -39,14 +39,6 @@ _SHARED = (
 _SHARED_SEEDS = (
     "another iterator drew from a seed generator of the data during the fit (a random layer that other data use too)"
 )
-
-
-class DataCursor(NamedTuple):
-    """Position of a fit in its data."""
-
-    iterator: Any  # feeds the next step
-    iterators: int  # created from the data before it
-    drawn: int  # batches taken from it
 
 
 @dataclass(eq=False)
@@ -218,19 +210,14 @@ class FitData:
         """Handle the end of an epoch."""
         self._replaced = None
 
-    @property
-    def cursor(self) -> DataCursor:
-        """Position within an epoch."""
-        return DataCursor(self.iterator, self.passes.iterators - 1, self.drawn)
-
-    def replace(self, dataset: Any, iterator: Any, reason: str) -> None:
+    def replace(self, dataset: Any, iterator: Any) -> None:
         """Continue within an epoch with another dataset of the same elements, and an iterator at the same position.
 
-        `reason` says why positions in it cannot be restored into the program's own dataset.
+        Its state does not fit the program's own dataset: a resumed fit draws the batches of the pass again.
         """
         self.passes = self.epochs._distributed_dataset = CountingDataset(dataset, self.passes.iterators)
         self._feed_from(iterator)
-        self.reason = self.reason or reason
+        self.positions.are_written = False
 
     def _feed_from(self, iterator: Any) -> None:
         if self.epochs._current_iterator is self.iterator:

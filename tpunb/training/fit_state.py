@@ -24,7 +24,7 @@ from tpunb.training.block import Guarded
 from tpunb.training.callbacks import CallbackState, restore_callbacks
 from tpunb.training.files import guard
 from tpunb.training.fingerprints import Fingerprints, Resumed
-from tpunb.training.fit_data import DataCursor, FitData
+from tpunb.training.fit_data import FitData
 from tpunb.training.fit_start import EndedFit, FitStart, variables_of_step
 from tpunb.training.hidden_state import EagerStep, hidden_state
 from tpunb.training.py_dataset import PyDatasetState
@@ -304,11 +304,6 @@ class Fit(Guarded):
         epochs = next((each.params.get("epochs") for each in self.callbacks if getattr(each, "params", None)), None)
         steps = self.data.epochs.num_batches
         return None if epochs is None or steps is None else (epochs - self.epoch) * steps - self.step_in_epoch
-
-    @property
-    def cursor(self) -> DataCursor | None:
-        """Position in the data within an epoch; None between epochs."""
-        return self.data.cursor if self.step_in_epoch else None
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Write everything that the next step depends on; return its metadata."""

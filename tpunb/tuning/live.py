@@ -12,7 +12,7 @@ import os
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,8 +43,7 @@ FIRST = 20
 """Steps of a training before the first check."""
 
 _AGAIN = 1.5  # steps of the next check, by those of the one before
-_SECONDS = 1.0  # of training before the first check
-_SOON, _ENOUGH = 0.2, 1.0  # of steps before a training is tuned in place; of half as many steps
+_SOON, _ENOUGH = 0.2, 1.0  # seconds of so many steps before the first check, and of half as many
 _WAITS = 1.15
 _HIDDEN = 1.5  # times the data alone: a step of the model's, if batches are made ahead
 _LEAST_MODEL_SHARE = 0.05  # of a step, if the data take all of it
@@ -76,6 +75,18 @@ class Sample:
         return cls(steps, tuple(batches), statistics.fmean(seconds[len(seconds) // 2 :] or [0.0]), busy)
 
 
+def timed(batches: Iterator[Any], seconds: list[float]) -> Iterator[Any]:
+    """Yield batches, and append the time that each took."""
+    while True:
+        started = time.perf_counter()
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        seconds.append(time.perf_counter() - started)
+        yield batch
+
+
 class Feed(ABC):
     """The data of a running training, whose values change at any place within an epoch, and how they are tuned.
 
@@ -83,22 +94,20 @@ class Feed(ABC):
     """
 
     pipeline: Any
-    steps: int  # of the training
-    step_in_epoch: int  # since the begin of an epoch, or another interruption
-    steps_left: int | None  # or expected; None if unknown
-    within_epoch: bool  # whether there is a position
-    turn: int = 1  # steps of an execution
+    steps = 0  # of the training
+    step_in_epoch = 0  # since the begin of an epoch, or another interruption
+    steps_left: int | None = None  # or expected; None if unknown
+    within_epoch = False  # whether there is a position
+    turn = 1  # steps of an execution
     used = 0.0  # seconds of drawing samples that the training need not draw again
-    is_live = True  # tuned in place
     aside: Callable[[], AbstractContextManager[None]] | None = partial(spending, "tuning")
 
-    def __init__(self, timer: StepTimer) -> None:
-        self.timer, self.done = timer, False
+    def __init__(self) -> None:
+        self.timer, self.done = StepTimer(), False
         self.pending: Message | None = None  # why it is not tuned yet
-        self.live: LiveTuning | None = None
-        self.course: _Course | None = None
+        self.live: LiveTuning | None = None  # while it is tuned
         self.announced = self.failed = False
-        self._first, self._next = self.steps, 0
+        self._first = self._next = 0
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -135,20 +144,15 @@ class Feed(ABC):
 
     def is_due(self) -> bool:
         """Return whether to check it now; then again after half as many steps more."""
-        taken, timer = self.steps - self._first, self.timer
-        if taken < self._next:
-            return False
-        if self.is_live:
-            due = timer.before >= (_SOON if taken >= FIRST else _ENOUGH) and 2 * taken >= FIRST
-        else:
-            due = taken >= FIRST and timer.seconds >= _SECONDS
-        if not due or not timer.before:
+        taken, seconds = self.steps - self._first, self.timer.before
+        least = _SOON if taken >= FIRST else _ENOUGH
+        if taken < max(self._next, FIRST / 2) or not seconds or seconds < least:
             return False
         self._next = round(_AGAIN * taken)
         return True
 
-    def least_live(self, step: float) -> float:
-        """Return the least seconds that a tuning in place takes."""
+    def least_seconds(self, step: float) -> float:
+        """Return the least seconds that a tuning takes."""
         return 3 * SWITCH
 
     def execution(self, step: float) -> float:
@@ -168,22 +172,11 @@ class StepTimer:
         self._busy: list[float] = []  # cores, in each of these
         self._after: list[float] = []
         self._swapped = False
-        self._saved = 0.0  # in earlier fits
         self._last: tuple[int, float, float] | None = None  # steps, and seconds of the clock and the processors
-        self._started = 0.0
-        self.seconds = 0.0
-        """Since the fit started."""
-
-    def start(self) -> None:
-        """Start a fit with a new pipeline."""
-        self._saved = self.saved
-        self._before, self._busy, self._after, self._swapped = [], [], [], False
-        self._started, self._last = time.perf_counter(), None
 
     def record(self, step: int, *, within_epoch: bool, follows: bool = True) -> None:
         """Record the number of steps taken so far; the time since the last is one of steps if it `follows`."""
         now, worked = time.perf_counter(), time.process_time()
-        self.seconds = now - self._started
         if follows and self._last is not None and step > self._last[0]:
             taken, wall = step - self._last[0], now - self._last[1]
             times = self._after if self._swapped else self._before
@@ -218,11 +211,11 @@ class StepTimer:
     @property
     def saved(self) -> float:
         """Seconds saved by the steps after the change."""
-        return self._saved + len(self._after) * self.step - sum(self._after)
+        return len(self._after) * self.step - sum(self._after)
 
 
 class LiveTuning(Contest[None]):
-    """A tuning in place: ``next(course)`` after each step.
+    """A tuning in place; `advance` continues it after each step.
 
     `recent`: seconds per step of the program's values, and the busy cores meanwhile. `left`: function from the seconds
     that tuning would save to those for which the training may still wait. `aside`: context for what it waits for.
@@ -250,6 +243,18 @@ class LiveTuning(Contest[None]):
         self._champion = self.trials[0]
         self._seconds = recent[0]  # per step, of the best values
         self._reference: Sample | None = None
+        self._course = self.course()
+
+    def advance(self) -> bool:
+        """Continue after a step; return whether the tuning has ended."""
+        try:
+            next(self._course)
+        except StopIteration:
+            return True
+        except Exception as error:  # noqa: BLE001  the training must continue
+            self.messages.append(Message("error", {"error": format_error(error)}))
+            return True
+        return False
 
     @property
     def tuning(self) -> Tuning:
@@ -265,7 +270,7 @@ class LiveTuning(Contest[None]):
         return Tuning(trials, dict(self.best), speedup or SAME, tuple(messages), spent, code)
 
     def course(self) -> _Course:
-        """Yield until a step has been taken, to the end of the tuning."""
+        """Yield until a step has been taken."""
         self.journal.record(self.trials[0])
         reference = yield from self._referenced()
         if (costs := self._costs(reference)) is not None:

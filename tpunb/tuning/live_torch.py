@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property
 from types import FrameType
@@ -28,7 +28,7 @@ from tpunb.torchdata.handover import Handover, refusal
 from tpunb.torchdata.loader import Settings, settings_of, with_settings
 from tpunb.training import keras_hooks
 from tpunb.tuning import live
-from tpunb.tuning.live import END, SAMPLE, Feed, Sample, StepTimer
+from tpunb.tuning.live import END, SAMPLE, Feed, Sample, timed
 from tpunb.tuning.loader import SEND, STAGE, LoaderPipeline
 from tpunb.tuning.parameters import Kind, Parameter
 from tpunb.tuning.results import Message
@@ -46,10 +46,8 @@ _STALL = 1.0  # seconds for which batches may be made ahead of a training, which
 class LoaderFeed(Feed):
     """The data of a training that iterates over a DataLoader; its steps are batches."""
 
-    steps = step_in_epoch = 0
-
     def __init__(self, loader: Any) -> None:
-        super().__init__(StepTimer())
+        super().__init__()
         self._loader = loader
         # the running iterator, while the loop has it, and how it is handed over
         self._iterator: Callable[[], Any] = lambda: None
@@ -138,7 +136,7 @@ class LoaderFeed(Feed):
 
         if values == self.values:
             self._indices = []
-            for index, batch in _timed(handover.ahead(iterator, batches, proceeds), seconds):
+            for index, batch in timed(handover.ahead(iterator, batches, proceeds), seconds):
                 self._indices.append(index)
                 prints.append(digest(batch))
             self.used += time.perf_counter() - begun
@@ -149,7 +147,7 @@ class LoaderFeed(Feed):
         else:  # it may take long to start, but all workers make batches then
             with spending("tuning"):
                 made = handover.made_with(self._settings(values), self._indices)
-                prints += map(digest, _timed(made, seconds))
+                prints += map(digest, timed(made, seconds))
         if self._ends and len(prints) == len(self._indices):
             prints.append(END)
         return Sample.of(self.steps, prints, seconds, begun, worked)
@@ -189,18 +187,6 @@ def _called_from(module: str) -> bool:
     while frame is not None and frame.f_globals.get("__name__") != module:
         frame = frame.f_back
     return frame is not None
-
-
-def _timed(batches: Iterator[Any], seconds: list[float]) -> Iterator[Any]:
-    """Yield batches, and append the time that each took."""
-    while True:
-        started = time.perf_counter()
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        seconds.append(time.perf_counter() - started)
-        yield batch
 
 
 class _Watched:

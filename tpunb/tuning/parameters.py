@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from numbers import Integral
-from typing import NamedTuple
 
 from tpunb.errors import TpunbError, brief
 from tpunb.tfdata.effects import Verdict
@@ -25,7 +24,6 @@ class Kind(Enum):
 
     CALLS = "parallel calls", "ds = ds.{method}({function}, num_parallel_calls={value})"
     COPY = "parallel copy", "options.experimental_optimization.parallel_batch = {value}  # for all batch stages"
-    CACHE = "cached", "ds = ds.cache()"
     BUFFER = "buffer", "ds = ds.prefetch({value})"
     PREFETCH = "prefetch", "ds = ds.prefetch({value})"
     POOL = "private threads", "options.threading.private_threadpool_size = {value}"
@@ -105,30 +103,15 @@ class Parameter:
         raise ValueError(f"The value of {self.name!r} must be {allowed}. Got {brief(value)} instead.")
 
 
-class Dependence(NamedTuple):
-    """A parameter that limits what another one of its stage gains."""
-
-    kind: Kind
-    least: Callable[[int], int]
-    """Its least value, by the value of the other one."""
-    reason: str
-
-
-DEPENDENCES: dict[Kind, tuple[Dependence, ...]] = {
-    Kind.READ_THREADS: (
-        Dependence(
-            Kind.ELEMENTS, lambda threads: threads, "a thread reads only if the buffer has room for its element"
-        ),
-    ),
-    Kind.WORKERS: (
-        Dependence(Kind.PREFETCH_FACTOR, lambda workers: 1, "only workers make batches ahead"),
-        Dependence(Kind.PERSISTENT, lambda workers: 0, "only workers can stay for the next epoch"),
-    ),
-    Kind.PROCESSES: (
-        Dependence(Kind.ELEMENTS, lambda processes: 2, "with room for one element, a process waits until it is taken"),
-    ),
+DEPENDENCES: dict[Kind, dict[Kind, Callable[[int], int]]] = {
+    Kind.READ_THREADS: {Kind.ELEMENTS: lambda threads: threads},  # a thread reads only if there is room for its element
+    Kind.WORKERS: {Kind.PREFETCH_FACTOR: lambda workers: 1, Kind.PERSISTENT: lambda workers: 0},  # which only they have
+    Kind.PROCESSES: {Kind.ELEMENTS: lambda processes: 2},  # with room for one, a process waits until it is taken
 }
-"""Parameters that gain nothing unless others are raised with them; searches move both (`search.joined`)."""
+"""Parameters that limit what another one of their stage gains, and their least value by the value of that one.
+
+Searches move both (`search.joined`).
+"""
 
 
 def changes(parameters: Iterable[Parameter], values: Mapping[str, Value]) -> dict[Parameter, Value]:

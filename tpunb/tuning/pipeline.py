@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -18,7 +18,6 @@ from tpunb.tfdata.rewrite import (
     CYCLE_INPUT,
     PARALLEL_INPUT,
     Rewriting,
-    insert_cache,
     insert_prefetch,
     keep_prefetch_order,
     make_parallel,
@@ -26,7 +25,6 @@ from tpunb.tfdata.rewrite import (
     use_new_resources,
 )
 from tpunb.tfdata.stages import Stage, flag, is_deterministic, stages, upstream
-from tpunb.tuning.caching import cache_places
 from tpunb.tuning.parameters import Kind, Parameter, Value, buffer_sizes, call_counts, changes, pool_sizes
 
 Setter = Callable[[Rewriting, Any], None]
@@ -108,7 +106,7 @@ class Pipeline:
         ----------
         values
             Values by parameter name; others stay as they are. A checkpoint of an iterator restores into a build of any
-            values, except added caches.
+            values.
 
         Raises
         ------
@@ -127,14 +125,31 @@ class Pipeline:
         return 1
 
     def as_code(self, values: Mapping[str, Value]) -> str:
-        """Return the lines of code that set these values.
+        """Return the lines that set values: those of stages in the chain, then the options and the end of the pipeline.
 
         Raises
         ------
         ValueError, TpunbError
             As `build` does.
         """
-        return as_code(self.stages, changes(self.parameters, values))
+        by_name = {stage.name: stage for stage in self.stages if not stage.helper}
+        chain: list[str] = []
+        options: dict[Kind, Value] = {}  # one line for all stages
+        end: list[str] = []
+        for parameter, value in changes(self.parameters, values).items():
+            kind, stage = parameter.kind, by_name.get(parameter.stage)
+            if kind.code.startswith("options"):
+                options[kind] = max(value, options.get(kind, value))
+            elif stage is None:
+                end.append(_line(kind, value))
+            else:
+                branch = f", of input {stage.branch}" if stage.branch else ""
+                code = _line(kind, value, method=stage.kind, function=_function(stage))
+                chain.append(f"{code}  # stage {stage.number} from the source{branch}")
+        lines = [_line(kind, value) for kind, value in options.items()]
+        if lines:
+            lines = ["options = tf.data.Options()", *lines, "ds = ds.with_options(options)"]
+        return "\n".join([*chain, *lines, *end])
 
     def _rewriting(self) -> Rewriting:
         if self.refusal is not None:
@@ -169,12 +184,6 @@ class Pipeline:
             yield self._parameter(Kind.PREFETCH, "end", size, buffer_sizes(size), reason), insert_prefetch
         pool, reason = self._options.threading.private_threadpool_size or 0, "threads do not decide the elements"
         yield self._parameter(Kind.POOL, "options", pool, pool_sizes(pool), reason), None
-        if self.refusal is None:
-            for stage, obstacle in cache_places(self._graph, self.stages, self._purity):
-                reason = f"no cache here: {obstacle}" if obstacle else "the same elements in every epoch fit in memory"
-                verdict: Verdict = "locked" if obstacle else "safe"
-                cache = self._parameter(Kind.CACHE, stage.name, False, (False, True), reason, verdict)
-                yield cache, partial(insert_cache, below=stage.node)
 
     def _parameter(
         self, kind: Kind, stage: str, current: Value, domain: tuple[Value, ...], reason: str, verdict: Verdict = "safe"
@@ -254,29 +263,6 @@ class Pipeline:
             last = next(stage for stage in self.stages if stage.node == last.inputs[0])
         ahead = last.kind in _ASYNCHRONOUS or (last.kind == "map" and self._purity[last.node].is_auto_parallel)
         return self._optimizes("inject_prefetch") and not ahead
-
-
-def as_code(stages: tuple[Stage, ...], changed: Mapping[Parameter, Value]) -> str:
-    """Return the lines that set values: those of stages in the chain, then the options and the end of the pipeline."""
-    by_name = {stage.name: stage for stage in stages if not stage.helper}
-    chain: list[str] = []
-    options: dict[Kind, Value] = {}  # one line for all stages
-    end: list[str] = []
-    for parameter, value in changed.items():
-        kind, stage = parameter.kind, by_name.get(parameter.stage)
-        if kind.code.startswith("options"):
-            options[kind] = max(value, options.get(kind, value))
-        elif stage is None:
-            end.append(_line(kind, value))
-        else:
-            branch = f", of input {stage.branch}" if stage.branch else ""
-            where = "right after stage" if kind is Kind.CACHE else "stage"
-            code = _line(kind, value, method=stage.kind, function=_function(stage))
-            chain.append(f"{code}  # {where} {stage.number} from the source{branch}")
-    lines = [_line(kind, value) for kind, value in options.items()]
-    if lines:
-        lines = ["options = tf.data.Options()", *lines, "ds = ds.with_options(options)"]
-    return "\n".join([*chain, *lines, *end])
 
 
 def _line(kind: Kind, value: Value, **words: str) -> str:

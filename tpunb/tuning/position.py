@@ -1,6 +1,6 @@
 """Positions in a job's data, from which trials of any values start at the same element.
 
-A position is reached once and saved: restoring takes hundredths of a second, reading again as long as the run did.
+A position is reached once and kept: restoring takes hundredths of a second, reading again as long as the run did.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ import hashlib
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tpunb.errors import TpunbError
-from tpunb.text import format_error, plural
-from tpunb.tfdata import position
+from tpunb.text import format_error
 from tpunb.tfdata.graph import AUTOTUNE
+from tpunb.tfdata.position import explain, set_state, state_of
 from tpunb.torchdata.effects import digest
 from tpunb.torchdata.loader import batches_of, shut_down
 from tpunb.tuning.grain import GrainPipeline
@@ -29,8 +28,6 @@ from tpunb.tuning.pipeline import Pipeline
 
 _LAST = 8  # batches before a position that are read with the program's values
 _TIMEOUT = 60.0  # seconds for a batch after which workers count as hung
-_MOST_REREAD = 4
-"""Batches that are read again if a position cannot be restored: more would take too long in every trial."""
 
 
 class BatchSource:
@@ -121,39 +118,32 @@ class LoaderSource(BatchSource):
 
 
 class TfPosition:
-    """A position in a ``tf.data`` pipeline, saved to a folder.
+    """A position in a ``tf.data`` pipeline, which is reached by reading, and kept as the state of an iterator.
 
-    It is reached by reading, unless an `iterator` of `saveable` data is at it. The program started `begun` iterators
-    before, each of which changes its shuffles, and drew batches since, at least one, which fills buffers.
+    The program started `begun` iterators before, each of which changes its shuffles, and drew batches since, at least
+    one, which fills buffers.
     """
 
-    def __init__(
-        self, pipeline: Pipeline, folder: Path, *, begun: int = 0, drawn: int = 0, iterator: Any = None
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, *, begun: int = 0, drawn: int = 0) -> None:
+        import tensorflow as tf
+
         self._pipeline, self._begun, self._drawn = pipeline, begun, max(drawn, 1)
-        self._prefix = folder / "position"
-        self.obstacle = position.write(self._prefix, self._reached() if iterator is None else iterator)
-        """Why the position cannot be saved; "" if it is."""
+        self.obstacle = ""  # why the position cannot be kept
+        iterator = self._reached()
+        try:
+            self._state = state_of(iterator)
+            set_state(iter(pipeline.build({})), self._state)
+        except tf.errors.OpError as error:
+            self.obstacle = explain(error)
 
     def source(self, values: Mapping[str, Value]) -> BatchSource:
         """Return the data from the position on."""
-        dataset = self._built(values)
+        dataset = self._pipeline.build(values)
         if self.obstacle:
             return BatchSource(dataset, self._by_reading(dataset))
         iterator = iter(dataset)
-        try:
-            position.read(self._prefix, iterator)
-        except TpunbError as error:
-            if self._begun or self._drawn > _MOST_REREAD:
-                raise TpunbError(
-                    f"the position after {plural(self._drawn, 'batch')} cannot be restored with these stages",
-                    hint="tune from the beginning: omit start=",
-                ) from error
-            iterator = self._by_reading(self._built(values))
+        set_state(iterator, self._state)
         return BatchSource(dataset, iterator)
-
-    def _built(self, values: Mapping[str, Value]) -> Any:
-        return saveable(self._pipeline.build(values))
 
     def _reached(self) -> Iterator[Any]:
         """Return an iterator at the position, with the contents of its buffers as in the program."""
@@ -162,10 +152,10 @@ class TfPosition:
         if self._drawn > 2 * _LAST:  # most is read in parallel, the last part with the program's values
             try:
                 return self._quickly()
-            except (tf.errors.OpError, TpunbError):  # functions that fail in parallel, positions that cannot be saved
+            except (tf.errors.OpError, TpunbError):  # functions that fail in parallel, positions that cannot be kept
                 pass
         try:
-            return self._by_reading(self._built({}))
+            return self._by_reading(self._pipeline.build({}))
         except tf.errors.OpError as error:
             raise TpunbError(f"the data fail as they are: {format_error(error)}", hint="check build()") from error
 
@@ -175,12 +165,10 @@ class TfPosition:
             for parameter in self._pipeline.parameters
             if parameter.kind is Kind.CALLS and AUTOTUNE in parameter.domain
         }
-        near = self._prefix.with_name("near")
-        if obstacle := position.write(near, self._by_reading(self._built(parallel), self._drawn - _LAST)):
-            raise TpunbError(obstacle)
-        dataset = self._built({})
+        near = state_of(self._by_reading(self._pipeline.build(parallel), self._drawn - _LAST))
+        dataset = self._pipeline.build({})
         iterator = iter(dataset)
-        position.read(near, iterator)
+        set_state(iterator, near)
         return _after(dataset, _LAST, iterator)
 
     def _by_reading(self, dataset: Any, drawn: int | None = None) -> Iterator[Any]:
@@ -189,45 +177,20 @@ class TfPosition:
         return _after(dataset, self._drawn if drawn is None else drawn)
 
 
-def saveable(dataset: Any) -> Any:
-    """Return a dataset whose iterators can be saved although Python feeds it: its state shows in the outputs."""
-    return position.with_external_state_policy(dataset, "IGNORE")
-
-
-class LivePosition(NamedTuple):
-    """The position of a running fit."""
-
-    step: int
-    data: TfPosition
-    seconds: float
-    """Per execution so far: the first ones of a trial would find batches made ahead."""
-
-
-class GrainPosition:
-    """The beginning of a Grain pipeline."""
+class Beginning:
+    """The beginning of data of Grain, or of a DataLoader."""
 
     obstacle = ""
 
-    def __init__(self, pipeline: GrainPipeline) -> None:
+    def __init__(self, pipeline: GrainPipeline | LoaderPipeline) -> None:
         self._pipeline = pipeline
 
     def source(self, values: Mapping[str, Value]) -> BatchSource:
-        """Return the data from the position on."""
+        """Return the data from the beginning on."""
+        if isinstance(self._pipeline, LoaderPipeline):
+            return LoaderSource(trial_loader(self._pipeline, values, _TIMEOUT))
         dataset = self._pipeline.build(values)
         return BatchSource(dataset, _after(dataset, 1))
-
-
-class LoaderPosition:
-    """The beginning of a DataLoader."""
-
-    obstacle = ""
-
-    def __init__(self, pipeline: LoaderPipeline) -> None:
-        self._pipeline = pipeline
-
-    def source(self, values: Mapping[str, Value]) -> LoaderSource:
-        """Return the data from the position on."""
-        return LoaderSource(trial_loader(self._pipeline, values, _TIMEOUT))
 
 
 def _after(dataset: Any, drawn: int, iterator: Iterator[Any] | None = None) -> Iterator[Any]:

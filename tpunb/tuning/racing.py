@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
@@ -24,7 +24,7 @@ ERROR = 0.05
 """Of 95 % intervals."""
 
 _QUANTILES = 50.92303664, 8.860200035, 5.391949072, 4.314656049, 3.8100047
-"""Student's, by degrees of freedom, for one of the checks; SciPy takes seconds to import, in which a training waits."""
+"""Student's, by pairs from two on, for one of the checks; SciPy takes seconds to import, in which a training waits."""
 
 
 @dataclass(frozen=True)
@@ -87,27 +87,12 @@ class Race:
         return result
 
 
-def alternating(baseline: Callable[[], float], candidate: Callable[[], float]) -> Iterator[tuple[float, float]]:
-    """Yield pairs without end; the candidate runs first in every second one.
-
-    >>> from itertools import count
-    >>> clock = count()
-    >>> run = lambda: next(clock)
-    >>> list(islice(alternating(run, run), 2))
-    [(0, 1), (3, 2)]
-    """
-    while True:
-        yield baseline(), candidate()
-        first = candidate()
-        yield baseline(), first
-
-
 def _estimate(logs: list[float]) -> RaceResult:
     """Return the mean ratio and its interval, undecided."""
     mean, n = statistics.fmean(logs), len(logs)
     if n < 2:
         return RaceResult("undecided", math.exp(mean), math.nan, math.nan, n)
-    half = _quantile(n - 1) * statistics.stdev(logs) / math.sqrt(n)
+    half = _QUANTILES[n - 2] * statistics.stdev(logs) / math.sqrt(n)
     return RaceResult("undecided", math.exp(mean), _exp(mean - half), _exp(mean + half), n)
 
 
@@ -119,12 +104,3 @@ def _decision(result: RaceResult) -> Decision:
     if result.low > 1 and result.ratio > GAIN:
         return "faster"
     return "not faster" if result.ratio < GAIN else "undecided"  # includes intervals below `GAIN`
-
-
-def _quantile(freedom: int) -> float:
-    """Return Student's quantile for one of the checks."""
-    if freedom <= len(_QUANTILES):
-        return _QUANTILES[freedom - 1]
-    from scipy.stats import t
-
-    return float(t.ppf(1 - ERROR / 2 / (MOST_PAIRS - FEWEST_PAIRS + 1), freedom))

@@ -43,7 +43,6 @@ _SENTENCES = {
     "varying": "{stage} gives another element when it is read again, as one does that draws from a global generator or "
     "reads the time. Draw from the generator that random_map(f, seed=...) hands to f.",
     "untracked state": "Not tuned: {state}, and a trial could not restore it.",
-    "position": "Not tuned: the position in the data cannot be saved. {reason}.",
     "fit too short": "Not tuned: the rest of the fit takes {rest:.1f} s, one race about {needed:.1f} s.",
     "unsafe": "Not safe in parallel: {reason}.",
     "needs": "Tuning takes {needed:.1f} s at least, and {budget:.1f} s at most.",

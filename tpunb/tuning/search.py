@@ -55,12 +55,8 @@ class Space(Mapping[str, tuple[Value, ...]]):
     def of(
         cls, parameters: tuple[Parameter, ...], measure: Callable[[], StepCosts], *, cores: int, deepest: int
     ) -> Space:
-        """Return the space of a pipeline, without what short trials cannot measure.
-
-        These are caches, which pay off in the next epoch, and buffers of more than `deepest` batches, which a trial
-        would find filled.
-        """
-        free = [parameter for parameter in parameters if parameter.verdict != "locked" and parameter.kind != Kind.CACHE]
+        """Return the space of a pipeline, without buffers of over `deepest` batches, which a trial would find full."""
+        free = [parameter for parameter in parameters if parameter.verdict != "locked"]
         return cls(tuple(_shallow(parameter, deepest) for parameter in free), measure, cores)
 
     def __getitem__(self, name: str) -> tuple[Value, ...]:
@@ -83,7 +79,7 @@ class Space(Mapping[str, tuple[Value, ...]]):
         """Return the parameters that limit what another one gains, and their least value by its value."""
         return [
             (other, least)
-            for kind, least, _ in DEPENDENCES.get(parameter.kind, ())
+            for kind, least in DEPENDENCES.get(parameter.kind, {}).items()
             for other in self.of_kind(kind)
             if other.stage == parameter.stage
         ]

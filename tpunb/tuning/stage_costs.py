@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpunb.tfdata.graph import to_graph
+from tpunb.tfdata.graph import from_graph, to_graph
 from tpunb.tfdata.rewrite import PARALLEL_INPUT, Rewriting, use_new_resources
 from tpunb.tfdata.stages import Stage
-from tpunb.tuning.caching import dataset_up_to
 from tpunb.tuning.grain import GrainPipeline
 from tpunb.tuning.loader import STAGE, LoaderPipeline
 from tpunb.tuning.parameters import Kind
@@ -83,12 +82,26 @@ def _of_tf(pipeline: Pipeline) -> tuple[StageCost, ...]:
         whole[stage.node] = below
         if not _is_measured(stage):
             continue
-        measured = _measured(dataset_up_to(work, stage.node), needed[stage.node])
+        measured = _measured(_dataset_up_to(work, stage.node), needed[stage.node])
         wall, busy = whole[stage.node] = max(measured[0], below[0]), max(measured[1], below[1])
         seconds = wall - below[0]
         share = (busy - below[1]) / seconds if seconds > 0 else 1.0
         costs.append(StageCost(stage.name, seconds, share, stage.node in certain, needed[stage.node]))
     return tuple(costs)
+
+
+def _dataset_up_to(work: Rewriting, node: str) -> Any:
+    """Return the dataset that ends in a node."""
+    import tensorflow as tf
+
+    part = Rewriting.of_copy(work.graph)
+    part.ends_in = node
+    types, shapes = part.element(node)
+    spec = tuple(
+        tf.TensorSpec(tf.TensorShape(shape), tf.as_dtype(kind))
+        for kind, shape in zip(types.list.type, shapes.list.shape, strict=True)
+    )
+    return from_graph(part.graph, spec if len(spec) > 1 else spec[0])
 
 
 def _make_serial(work: Rewriting) -> None:

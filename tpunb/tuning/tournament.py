@@ -11,12 +11,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import count
 from typing import Generic, TypeVar
 
 from tpunb.errors import brief, wrong_type
 from tpunb.tuning.parameters import Value
-from tpunb.tuning.racing import FEWEST_PAIRS, alternating, race
+from tpunb.tuning.racing import FEWEST_PAIRS, race
 from tpunb.tuning.results import NARROW, SAME, Speedup, Trial
 from tpunb.tuning.search import Search, Space, Values
 from tpunb.tuning.trial import TrialError, TrialResult
@@ -173,16 +173,19 @@ class Tournament(Contest[Trial]):
 
     def _pairs(self, best: Values, candidate: Values) -> Iterator[tuple[float, float]]:
         """Yield pairs while there is time for another and for the final race."""
-        first = self._seconds(candidate)  # if it fails, nothing else runs
+        seconds = self._seconds(candidate)  # if it fails, nothing else runs
         spare, self._spare = self._spare, None
-        baseline = spare if spare is not None and not best else self._seconds(best)
-        rest = alternating(lambda: self._seconds(best), lambda: self._seconds(candidate))
-        for number, pair in enumerate(chain([(baseline, first)], rest), 1):
-            yield pair
+        yield spare if spare is not None and not best else self._seconds(best), seconds
+        for number in count(1):
             allowed = self._seconds_allowed() if number < FEWEST_PAIRS else self._budget.seconds
             final = self._final_race() if best else 0.0  # a race against the program's values is the final one
             if self._spent() + self._seconds_to_run(best, candidate) + final > allowed:
                 return
+            if number % 2:
+                yield self._seconds(best), self._seconds(candidate)
+            else:
+                seconds = self._seconds(candidate)
+                yield self._seconds(best), seconds
 
     def _seconds(self, values: Values) -> float:
         result = self._run(values)

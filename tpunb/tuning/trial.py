@@ -13,14 +13,12 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain, repeat
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tpunb.errors import TpunbError, check_whole, wrong_type
+from tpunb.errors import TpunbError, wrong_type
 from tpunb.text import format_error, plain, plural
 from tpunb.torchdata.effects import digest as digest_of
 from tpunb.training.fit_start import CheckpointPath, FitStart
@@ -31,7 +29,7 @@ from tpunb.tuning.job import Job
 from tpunb.tuning.loader import LoaderPipeline
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
-from tpunb.tuning.position import BatchSource, GrainPosition, LivePosition, LoaderPosition, LoaderSource, TfPosition
+from tpunb.tuning.position import BatchSource, Beginning, LoaderSource, TfPosition
 
 WARMUP = 8
 """Executions before the window: they empty, or fill, buffers of as many batches."""
@@ -68,29 +66,25 @@ class TrialResult:
 
 
 class TrialRunner:
-    """A job at one place of its run: ``with TrialRunner(job) as runner: baseline = runner.calibrate()``.
+    """A job at one place of its run: ``with TrialRunner(job) as runner: result = runner.calibrate()``.
 
-    It starts at a checkpoint of its ``fit``, at the `LivePosition` of a running one, or at the beginning (None). After
-    the block all state is what it was before. The sizes of a trial follow from the time of an execution, unless given.
+    It starts at a checkpoint of its ``fit``, or at the beginning (None). After the block all state is what it was
+    before. The sizes of a trial, executions before its window and in it, follow from the time of one, unless given.
     """
 
     def __init__(
         self,
         job: Job,
-        start: CheckpointPath | LivePosition | None = None,
+        start: CheckpointPath | None = None,
         *,
-        warmup: int | None = None,
-        window: int | None = None,
+        sizes: tuple[int, int] | None = None,
     ) -> None:
         if not isinstance(job, Job):
             hint = "tp.tune(model, data), or tp.tune(tp.tuning.Job(build)), where build() returns (model, data)"
             raise wrong_type("tune", "job", "be a Job, or a model followed by its data", job, hint=hint)
         self.job, self.start = job, _checked(job, start)
-        if isinstance(start, LivePosition):
-            sizes = trial_sizes(start.seconds)
-            warmup, window = warmup or sizes[0], window or sizes[1]
-        self._warmup = None if warmup is None else check_whole("TrialRunner", "warmup", warmup, 1)
-        self._window = None if window is None else check_whole("TrialRunner", "window", window, 1)
+        self.sizes, self._short = sizes or SIZING, 0.0
+        self._is_sized, self._limit = sizes is not None, math.inf
         self._proved: dict[frozenset[tuple[str, Value]], tuple[str, int]] = {}
         """Digests of values whose batches are compared while nothing is timed, and the batches made ahead."""
         self._execution = 0.0  # seconds
@@ -107,9 +101,8 @@ class TrialRunner:
             program = self.training.state()
             stack.callback(lambda: self.training.restore(program))
             stack.enter_context(self.training.seeded())
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="tpunb-")))
             if self.pipeline.refusal is None:  # else there is nothing to try
-                self.position = self._positioned(folder)
+                self.position = self._positioned()
             self._state = self.training.state()
             self._stack = stack.pop_all()
         return self
@@ -138,15 +131,27 @@ class TrialRunner:
         self._execution = executions.seconds
         return self._execution, time.perf_counter() - started - (done - opened)
 
-    def calibrate(self) -> Baseline:
-        """Return the program's values, measured in a trial, with sizes chosen by a first short one."""
-        if self._warmup is not None and self._window is not None:
-            return Baseline(self, self._warmup, self._window)
-        first = self._run({}, *SIZING)
-        warmup, window = trial_sizes(first.seconds * self.training.steps)
-        warmup, window = self._warmup or warmup, self._window or window
-        short = _SHORT if self._window is None else 0.0
-        return Baseline(self, warmup, window, short, first if (warmup, window) == SIZING else None)
+    def calibrate(self) -> TrialResult:
+        """Return the result of the program's values, in a trial of sizes that are chosen by a first short one."""
+        if not self._is_sized:
+            first = self._run({}, *SIZING)
+            self.sizes, self._short = trial_sizes(first.seconds * self.training.steps), _SHORT
+            if self.sizes == SIZING:
+                return first
+        return self.trial({})
+
+    def trial(self, values: Mapping[str, Value]) -> TrialResult:
+        """Return the result of a trial; raise a `TrialError` if it fails or takes five times the program's time."""
+        limit = self._limit if values else math.inf
+        try:
+            result = self._run(values, *self.sizes, short=self._short, limit=limit)
+        except Exception as error:  # noqa: BLE001  whatever it is, the values do not suit this program
+            line = format_error(error)
+        else:
+            if not values:
+                self._limit = max(_PATIENCE * result.spent, _HICCUP)
+            return result
+        raise TrialError(line)  # without its cause, whose frames would keep the iterator reading ahead
 
     def model_only_seconds(self) -> float:
         """Return the seconds per step of the model alone, on one batch in memory.
@@ -224,44 +229,16 @@ class TrialRunner:
         dataset = tf.data.experimental.from_variant(endless, source.dataset.element_spec)
         return dataset, iter(dataset)
 
-    def _positioned(self, folder: Path) -> TfPosition | GrainPosition | LoaderPosition:
+    def _positioned(self) -> TfPosition | Beginning:
         """Restore the training state of the start, and return the position in the data."""
-        if isinstance(self.pipeline, LoaderPipeline):
-            return LoaderPosition(self.pipeline)
-        if isinstance(self.pipeline, GrainPipeline):
-            return GrainPosition(self.pipeline)
-        if isinstance(self.start, LivePosition):
-            return self.start.data
+        if not isinstance(self.pipeline, Pipeline):
+            return Beginning(self.pipeline)
         if self.start is None:
-            return TfPosition(self.pipeline, folder)
+            return TfPosition(self.pipeline)
         model, data = self.job.parts
         self.start.restore(model)
         pipeline, metadata = Pipeline(self.start.seed_shuffles(data)), self.start.metadata
-        return TfPosition(pipeline, folder, begun=metadata["iterators"], drawn=metadata["drawn"])
-
-
-class Baseline:
-    """The program's values at one place of a run, measured: `TrialRunner.calibrate` makes it."""
-
-    def __init__(
-        self, runner: TrialRunner, warmup: int, window: int, short: float = 0.0, result: TrialResult | None = None
-    ) -> None:
-        self._runner, self.warmup, self.window, self._short = runner, warmup, window, short
-        self._limit = math.inf
-        self.result = result or self.trial({})
-
-    def trial(self, values: Mapping[str, Value]) -> TrialResult:
-        """Return the result of a trial; raise a `TrialError` if it fails or takes five times the program's time."""
-        limit = self._limit if values else math.inf
-        try:
-            result = self._runner._run(values, self.warmup, self.window, short=self._short, limit=limit)
-        except Exception as error:  # noqa: BLE001  whatever it is, the values do not suit this program
-            line = format_error(error)
-        else:
-            if not values:
-                self._limit = max(_PATIENCE * result.spent, _HICCUP)
-            return result
-        raise TrialError(line)  # without its cause, whose frames would keep the iterator reading ahead
+        return TfPosition(pipeline, begun=metadata["iterators"], drawn=metadata["drawn"])
 
 
 def trial_sizes(seconds: float) -> tuple[int, int]:
@@ -284,10 +261,10 @@ def model_seconds(execution: float) -> float:
     return max(2 * _SECONDS, (_FEWEST_EXECUTIONS + _model_executions(execution)) * execution)
 
 
-def _checked(job: Job, start: CheckpointPath | LivePosition | None) -> FitStart | LivePosition | None:
+def _checked(job: Job, start: CheckpointPath | None) -> FitStart | None:
     """Return the start of the trials, if a job can be restored to it exactly."""
-    if start is None or isinstance(start, LivePosition):
-        return start
+    if start is None:
+        return None
     if not isinstance(start, str | os.PathLike):
         raise wrong_type("tune", "start", "be a checkpoint of tpunb.checkpoints(dir), or None", start)
     fit = FitStart.read(start)

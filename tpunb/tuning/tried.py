@@ -296,7 +296,7 @@ class _JobSteps:
         self._random = RandomState.capture()
         if reason := self._built(""):
             raise TpunbError(f"no remedy can be tried on this job: {reason}")
-        self._sizes = self._runners[""].calibrate()
+        self._runners[""].calibrate()
 
     def changed(self, change: str) -> _Executions:
         """Return steps without a change; those with it will be as many."""
@@ -304,7 +304,7 @@ class _JobSteps:
         self._error = self._built(change)
         self._unit = math.lcm(steps, self._runners[change].training.steps) if not self._error else steps
         least = self._unit // steps  # executions
-        self._steps = [math.ceil(each / least) * self._unit for each in (self._sizes.warmup, self._sizes.window)]
+        self._steps = [math.ceil(each / least) * self._unit for each in self._runners[""].sizes]
         return self.run()
 
     @property

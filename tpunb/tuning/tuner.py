@@ -18,13 +18,12 @@ from tpunb.tuning.grain import GrainPipeline
 from tpunb.tuning.job import Job, as_job, hot_phase, read
 from tpunb.tuning.loader import LoaderPipeline
 from tpunb.tuning.model_based import CALLS, model_based
-from tpunb.tuning.position import LivePosition
 from tpunb.tuning.racing import FEWEST_PAIRS
 from tpunb.tuning.results import Journal, Message, Trial, Tuning
 from tpunb.tuning.search import Search, Space, StepCosts
 from tpunb.tuning.stage_costs import StageCost, most_seconds, stage_costs
 from tpunb.tuning.tournament import Budget, Tournament, check_seconds
-from tpunb.tuning.trial import BURSTS, SIZING, Baseline, TrialResult, TrialRunner, model_seconds, trial_sizes
+from tpunb.tuning.trial import BURSTS, SIZING, TrialResult, TrialRunner, model_seconds, trial_sizes
 from tpunb.tuning.tried import JobTrials
 
 WAITS = 1.15
@@ -123,7 +122,7 @@ class Tuner:
     def __init__(
         self,
         job: Job,
-        start: CheckpointPath | LivePosition | None,
+        start: CheckpointPath | None,
         search: Search,
         budget: Budget,
         journal: Journal | None = None,
@@ -135,8 +134,6 @@ class Tuner:
         self._started = time.perf_counter()
         self._tournament: Tournament | None = None
         self.messages: list[Message] = []
-        self.closing = Message("stopped")
-        """Event to report if its trials are closed before the end."""
         self.announce: Callable[[str], object] = lambda sentence: None
         """Receives a sentence with the seconds needed, before the first trial."""
         self.tuning = Tuning(())
@@ -152,7 +149,7 @@ class Tuner:
             with self._runner:
                 yield from self._trials()
         except GeneratorExit:
-            self.messages.append(self.closing)
+            self.report("stopped")
             raise
         finally:
             self.tuning = self._result()
@@ -173,13 +170,12 @@ class Tuner:
         least = least_seconds(*runner.sample(), runner.pipeline.in_flight({}))
         if self._is_too_short(least + costs, announced=True):
             return
-        baseline = runner.calibrate()
-        default = self._default(baseline)
+        default = self._default()
         if default is None or self._is_too_short((2 * FEWEST_PAIRS - 1) * default.spent, grace=_GRACE):
             return
         kept = 1 - _PROOF if isinstance(runner.pipeline, LoaderPipeline) else 1.0
         budget = replace(self._budget, seconds=kept * self._budget.seconds)
-        tournament = self._tournament = Tournament(baseline.trial, default, budget, started=self._started, grace=_GRACE)
+        tournament = self._tournament = Tournament(runner.trial, default, budget, started=self._started, grace=_GRACE)
         model = runner.model_only_seconds()
         bound = _bound(default, model)
         self.messages.append(bound or Message("step", {"step": default.seconds, "model": model}))
@@ -193,7 +189,7 @@ class Tuner:
             runner.pipeline.parameters,
             lambda: StepCosts(model, self._stage_costs(default)),
             cores=_CORES,
-            deepest=baseline.warmup,
+            deepest=runner.sizes[0],
         )
         with closing(tournament.play(self._search, space)) as trials:
             for trial in trials:
@@ -253,9 +249,9 @@ class Tuner:
         self.report("budget too small", budget=budget, needed=needed)
         return True
 
-    def _default(self, baseline: Baseline) -> TrialResult | None:
+    def _default(self) -> TrialResult | None:
         """Return the result of the program's values; None if its outputs are not repeatable."""
-        first, second = baseline.result, baseline.trial({})
+        first, second = self._runner.calibrate(), self._runner.trial({})
         if first.digest != second.digest:
             self.report("not repeatable")
             self._report_varying()
