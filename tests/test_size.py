@@ -11,7 +11,7 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 6_240,
+    "analysis": 6_245,
     "charts": 1_675,
     "checkpoint": 1_875,
     "cluster": 2_070,
@@ -21,7 +21,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "io": 6_025,
     "profiler": 5_470,
     "protobuf": 390,
-    "root": 2_690,
+    "root": 2_695,
     "step_stats": 3_280,
     "testing": 630,
     "tfdata": 1_100,
