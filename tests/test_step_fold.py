@@ -80,6 +80,20 @@ def test_what_the_program_marks_is_a_step_and_what_it_calls_there_is_none():
     assert [event.event for event in steps[1].events] == ["fetch", "call", "mark"]
 
 
+def test_what_evaluates_at_the_end_of_an_annotated_step_is_no_part_of_it():
+    mark = {"what": What("jax", "jax.profiler", "StepTraceAnnotation"), "key": "train"}
+    made = []
+    for start in range(0, 40_000, 10_000):
+        made.append(Event("mark", start, start, edge="begin", **mark))
+        made.append(Event("call", start + 100, start + 200, key="train_step"))
+        made += [Event("call", start + at, start + at + 900, key="eval_step") for at in range(1000, 6000, 1000)]
+        made.append(Event("mark", start, start + 9000, edge="end", **mark))
+    made += [Event("mark", 40_000, 40_000, edge="begin", **mark), Event("mark", 40_000, 40_100, edge="end", **mark)]
+    steps = folded(made)  # the last finds the end of the data
+    assert Counter(step.kind for step in steps) == {"train": 4, "eval": 20}
+    assert {step.end - step.start for step in steps if step.kind == "train"} == {1000}
+
+
 def test_the_end_of_data_that_a_library_marks_begins_no_step():
     fetch = Event("fetch", 0, 10, What("keras", "keras", "EpochIterator.__next__"), "data")
     assert folded([fetch, fetch, fetch, fetch]) == []
