@@ -22,7 +22,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "profiler": 5_470,
     "protobuf": 390,
     "root": 2_690,
-    "step_stats": 3_300,
+    "step_stats": 3_310,
     "testing": 630,
     "tfdata": 1_130,
     "torchdata": 1_030,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_470,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 68_285, 284  # of the package without studies: all lines; modules
+LINES, FILES = 68_300, 284  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 README_WORDS, PAGES, WORDS = 700, 12, 18_110  # of README; of docs beside what is generated or for machines
 GENERATED = {"SKILL.md", "causes.md", "glossary.md", "index.md", "wrapped.md"}

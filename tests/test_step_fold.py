@@ -257,6 +257,14 @@ def test_gradients_after_an_update_are_of_the_next_step():
     assert [event.event for event in first.events] == [event.event for event in second.events] == ["gradient", "update"]
 
 
+def test_gradients_that_an_epoch_leaves_join_the_step_before_its_evaluation():
+    left, held = ["fetch a", "gradient"], ["fetch b"] * 4
+    step = [*left, *left, "update sgd"]
+    steps = folded(events(*[*step, *step, *left, *held] * 3))
+    assert Counter(step.kind for step in steps) == {"train": 6, "eval": 12}
+    assert [round((step.end - step.start) / 1000) for step in steps if step.kind == "train"] == [5, 7] * 3
+
+
 @pytest.mark.parametrize("moves", [2, 100])
 def test_moves_of_a_policy_before_one_update_are_of_its_step(moves):
     facts = {"act": {"arrays": Signature(f"{STATE}, float32[9]", "int32[9]")}, "learn": {"arrays": TAKES_STATE}}

@@ -536,13 +536,22 @@ class StepFold:
         streams = last.streams or self._trained  # the end of data may be found before the last step
         while first and (parts[first - 1].streams & streams or parts[first - 1].learns):
             first -= 1
-        while parts[first].evaluates and parts[first].read_out and first < len(parts) - 1:  # on data of the training
-            first += 1
+        between = [at for at in range(first, len(parts) - 1) if parts[at].evaluates and parts[at].read_out]
+        first = max([first, *(at + 1 for at in between if not parts[at].learns)])  # on data of the training
         for part in parts[:first]:
-            self._add([part], EVALUATION, "fetches", "its batches led to no update")
+            if not self._join_left_over(part):
+                self._add([part], EVALUATION, "fetches", "its batches led to no update")
         kinds, optimizers = self._optimizers, frozenset(last.updates)
         kind = kinds.setdefault(optimizers, f"{TRAIN} {len(kinds) + 1}" if kinds else TRAIN)
         self._add(parts[first:], kind, "optimizer", "an optimizer updates the parameters")
+
+    def _join_left_over(self, part: Part) -> bool:
+        """Add gradients that no update follows at once to the step before; return whether it trains."""
+        last = self._last
+        if not (part.learns and self._optimizers and last is not None and last.kind.startswith(TRAIN)):
+            return False
+        self._join(part.next or part.last, part.input)
+        return True
 
     def _call(self, part: Part, *, final: bool) -> bool:
         """Make a step of a part that called functions; return False if it is not known yet whether it is one."""
@@ -672,6 +681,8 @@ class StepFold:
         while self._parts:
             part = self._parts.popleft()
             rule = "fetches" if part.streams else "gradients"
+            if self._join_left_over(part):
+                continue
             if part.learns:
                 self._add([part], TRAIN, rule, "gradients were taken, and no optimizer is known")
             elif part.evaluates or not part.streams & self._trained:
