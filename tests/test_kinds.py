@@ -1,4 +1,4 @@
-"""Kinds of steps of recorded trainings: what trains in turns, and what acts."""
+"""Kinds of steps of recorded trainings: what trains in turns, what acts, and whom the training waits for."""
 
 import json
 import zipfile
@@ -10,6 +10,7 @@ from optional_schema import errors
 
 import tpunb as tp
 from tpunb.analysis.kinds import kinds_of
+from tpunb.analysis.verdict import verdict
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "docs" / "report.schema.json").read_text(encoding="utf-8"))
 
@@ -64,3 +65,12 @@ def test_report_and_summary_have_the_kinds_of_steps(recorded):
         in repr(tp.summary(phases))
     )
     assert "kinds" not in tp.report(recorded("evaluated_torch_loop")).content
+
+
+def test_a_training_that_waits_for_a_queue_is_told_who_fills_it(recorded):
+    judged = verdict(recorded("refuted_jax_waits_for_a_queue"))
+    assert judged.cause == "T410"
+    assert judged.sentence.startswith(
+        "The training waited 2.6 s of 3.7 s (71 % of run time) for _produce in another thread:"
+    )
+    assert judged.action == "make what it waits for faster, or share its work among processes"

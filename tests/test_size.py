@@ -11,7 +11,7 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 6_305,
+    "analysis": 6_320,
     "charts": 1_770,
     "checkpoint": 1_880,
     "cluster": 2_090,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_470,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 68_300, 284  # of the package without studies: all lines; modules
+LINES, FILES = 68_310, 284  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 README_WORDS, PAGES, WORDS = 700, 12, 18_110  # of README; of docs beside what is generated or for machines
 GENERATED = {"SKILL.md", "causes.md", "glossary.md", "index.md", "wrapped.md"}
