@@ -82,7 +82,7 @@ def test_what_the_program_marks_is_a_step_and_what_it_calls_there_is_none():
 
 def test_what_evaluates_at_the_end_of_an_annotated_step_is_no_part_of_it():
     mark = {"what": What("jax", "jax.profiler", "StepTraceAnnotation"), "key": "train"}
-    made = []
+    made = [Event("call", at, at + 900, key="eval_step") for at in range(-5000, 0, 1000)]  # before the training
     for start in range(0, 40_000, 10_000):
         made.append(Event("mark", start, start, edge="begin", **mark))
         made.append(Event("call", start + 100, start + 200, key="train_step"))
@@ -90,7 +90,7 @@ def test_what_evaluates_at_the_end_of_an_annotated_step_is_no_part_of_it():
         made.append(Event("mark", start, start + 9000, edge="end", **mark))
     made += [Event("mark", 40_000, 40_000, edge="begin", **mark), Event("mark", 40_000, 40_100, edge="end", **mark)]
     steps = folded(made)  # the last finds the end of the data
-    assert Counter(step.kind for step in steps) == {"train": 4, "eval": 20}
+    assert Counter(step.kind for step in steps) == {"train": 4, "eval": 25}
     assert {step.end - step.start for step in steps if step.kind == "train"} == {1000}
 
 

@@ -434,8 +434,9 @@ class StepFold:
                 self._end_part(event.start)
         else:
             parts = [*self._parts, *([self.part] if self.part else [])]
-            again = any(self.calls[name] >= LOOP_CALLS for part in parts for name in part.functions)
-            if not self.is_marked or not (again or len(self._parts) + 1 >= LOOP_CALLS):  # no loop
+            functions = [name for part in parts for name in part.functions]
+            again = any(self._is_evaluation(name) and self.calls[name] >= LOOP_CALLS for name in functions)
+            if not again and (not self.is_marked or len(self._parts) + 1 < LOOP_CALLS):  # no loop
                 for part in parts:
                     first = next((call for call, _ in part.functions.values()), None)
                     if first is not None and first.follows and not part.streams and self.marked_step is not None:
