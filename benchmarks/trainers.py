@@ -85,7 +85,9 @@ LIBRARIES = {
     **{"skorch_classifier": "sync", "graphs": "save", "compiled_model": "data", "ppo": "log", "dqn": "log"},
     **{"sentence_embeddings": "save", "adapter": "log", "fine_tuning": "sync", "preferences": "save", "rewards": "log"},
     **{"keras_on_torch": "log", "equinox_steps": "sync", "haiku_state": "data", "linen_epochs": "log"},
-    **{"scanned_epochs": "save"},
+    **{"scanned_epochs": "save", "tunix_trainer": "log", "levanter_trainer": "sync", "orbit_controller": "save"},
+    **{"timm_script": "save", "torchvision_reference": "log", "ultralytics_detector": "log"},
+    **{"deepspeed_engine": "save"},
 }
 """Programs of ``programs/libraries``, and what each wastes."""
 QUICK = {"plain_jax": ("hook", "save"), "plain_torch": ("data", "save"), "nnx_grain": ("data",)}
