@@ -29,6 +29,10 @@ longer fit. The last line is one JSON object:
     Median step time of a captured run divided by that of a plain one, of 400 steps or more each, 120 with ``--quick``,
     in the worst program; the program measures both. In the first seconds of a run, windows may take a tenth of it, by
     the schedule's default.
+``own``
+    Largest difference, as a share of wall time, between what a trainer logs itself and what is found: Hugging Face's
+    ``train_runtime``, the epoch of Lightning's profiler and Keras' ``ms/step`` of all steps against the time from the
+    first step to the end of the last, the waits for input of Lightning's profiler against the account.
 ``pipelined``
     Largest difference between a loop that runs ahead and its twin in the share of wall time that is in steps:
     "productive" plus "step time deviation", of wall time without "profiler". Which of the two a slower step counts as
@@ -85,7 +89,9 @@ LIBRARIES = {
     **{"skorch_classifier": "sync", "graphs": "save", "compiled_model": "data", "ppo": "log", "dqn": "log"},
     **{"sentence_embeddings": "save", "adapter": "log", "fine_tuning": "sync", "preferences": "save", "rewards": "log"},
     **{"keras_on_torch": "log", "equinox_steps": "sync", "haiku_state": "data", "linen_epochs": "log"},
-    **{"scanned_epochs": "save"},
+    **{"scanned_epochs": "save", "tunix_trainer": "log", "levanter_trainer": "sync", "orbit_controller": "save"},
+    **{"timm_script": "save", "torchvision_reference": "log", "ultralytics_detector": "log"},
+    **{"deepspeed_engine": "save"},
 }
 """Programs of ``programs/libraries``, and what each wastes."""
 QUICK = {"plain_jax": ("hook", "save"), "plain_torch": ("data", "save"), "nnx_grain": ("data",)}
@@ -117,10 +123,21 @@ class Captured(NamedTuple):
     goodput: tp.analysis.Goodput
     verdict: str
     account: str | None
+    own_s: dict[str, float]
 
     def seconds(self, place: str) -> float:
         """Return the time of the accounts that a place belongs to."""
         return sum(self.goodput.time_ps(account) for account in accounts(self.name, place)) / 1e12
+
+    @property
+    def own_error(self) -> float:
+        """Return the largest difference from what the trainer itself logs, as a share of wall time."""
+        return max((abs(self.own_s[each] - s) for each, s in self.truth["own_s"].items()), default=0.0) / self.wall_s
+
+    @property
+    def wall_s(self) -> float:
+        """Return the wall time."""
+        return self.goodput.wall_ps / 1e12
 
     def is_due(self, place: str) -> bool:
         """Return whether the waste of a place is what the verdict has to name."""
@@ -161,8 +178,10 @@ def captured(name: str, waste: str, steps: int, folder: Path) -> Captured:
     profile = tp.load(folder / "run")
     found = tp.steps(profile)
     sentence = verdict(tp.phases(found))
-    count = found.frame.filter(kind="train").height
-    return Captured(name, truth, count, tp.goodput(profile), str(sentence), sentence and sentence.account)
+    frame, goodput = found.frame.filter(kind="train"), tp.goodput(profile)
+    span_ps = (frame["start_ps"] + frame["dur_ps"]).max() - frame["start_ps"].min()
+    own_s = {"training": span_ps / 1e12, "input": goodput.time_ps("data loading") / 1e12}
+    return Captured(name, truth, frame.height, goodput, str(sentence), sentence and sentence.account, own_s)
 
 
 def measure(name: str, steps: int, pairs: int, places: tuple[str, ...], *, quick: bool) -> dict[str, Any]:
@@ -188,6 +207,9 @@ def measure(name: str, steps: int, pairs: int, places: tuple[str, ...], *, quick
         + "; step times, captured / plain: "
         + ", ".join(f"{ratio:.3f}" for ratio in ratios)
     )
+    for run in runs if clean[0].truth["own_s"] else ():
+        theirs, ours = ({key: round(s[key], 4) for key in run.truth["own_s"]} for s in (run.truth["own_s"], run.own_s))
+        print(f"  its own log in seconds: {theirs}, of tpunb: {ours}, {100 * run.own_error:.1f} % of wall time apart")
     errors, named = {}, {}
     for place, run in wasted.items():
         wall_s, injected_s = run.goodput.wall_ps / 1e12, run.truth["injected_s"][place]
@@ -205,6 +227,7 @@ def measure(name: str, steps: int, pairs: int, places: tuple[str, ...], *, quick
         "worst_account": max(errors.values(), default=0.0),
         "named": [*named.values()],
         "overhead": statistics.median(ratios) if ratios else None,
+        "own": max(run.own_error for run in runs),
     }
 
 
@@ -414,6 +437,7 @@ def main() -> None:
         "worst_account": round(max(each.get("worst_account", 0.0) for each in done), 3),
         "named": round(sum(named) / max(1, len(named)), 3),
         "overhead": max((round(each["overhead"], 3) for each in done if each["overhead"]), default=None),
+        "own": round(max(each.get("own", 0.0) for each in done), 3),
         "pipelined": round(max((each["pipelined"] for each in ahead), default=0.0), 3),
     }
     print(json.dumps(last))

@@ -242,6 +242,31 @@ def _descent(model: Any) -> Callable[[Any], Any]:
     return descend
 
 
+@program
+def tensorflow_fetches_within_its_step() -> Truth:
+    """Take steps by a function that fetches its batch, as Orbit does, and evaluate by another."""
+    tf, model, data = _tensorflow()
+    descend, mean = _descent(model), tf.keras.metrics.Mean()
+
+    @tf.function
+    def train_step(batches: Any) -> None:
+        descend(next(batches))
+
+    @tf.function
+    def eval_step(batches: Any) -> None:
+        mean.update_state(model(next(batches)))
+
+    batches = iter(data.repeat())
+    for _ in range(4):
+        for _ in range(len(data)):
+            train_step(batches)
+        held = iter(data)
+        for _ in range(len(data)):
+            eval_step(held)
+        mean.result().numpy()
+    return {"steps": 4 * len(data), "evaluations": 4 * len(data)}
+
+
 def tensorflow_step_named(name: str) -> Truth:
     """Take steps by a compiled function of this name."""
     _, model, data = _tensorflow()

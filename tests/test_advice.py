@@ -499,6 +499,7 @@ OF_RUN = {
     "restarted workers": ([(41 + 5 * i, 2, "data loading", "start of workers") for i in range(4)], {}, 6),
     "program code": ([], {}, 16),
     "standing still": ([(41, 12, "standing still", None)], {}, 12),
+    "waits for another thread": ([], {}, 16),
     "garbage collection": ([(10, 20, "garbage collection", "generation 2")], {}, 20),
     "slowing steps": ([], {}, sum(n - 3.5 for n in range(4, 25))),
     "growing memory": ([], {}, None),
@@ -531,11 +532,14 @@ def sampled(phases, *rows):
     return replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, samples=samples)))
 
 
+CODE = {"program code": "a.py:3 in f", "waits for another thread": "a.py:3 in f ← ready.get waits for b.py:1 in fill"}
+
+
 def with_facts(rule, phases):
     """Phases with what a rule follows from, beside spans."""
-    if rule == "program code":  # two fifths of the samples in steps, whose devices are not traced
+    if rule in CODE:  # two fifths of the samples in steps, whose devices are not traced
         phases = replace(phases, steps=replace(phases.steps, devices=phases.steps.devices.clear()))
-        return sampled(phases, *((at, "a.py:3 in f", at % 5 < 2) for at in range(40)))
+        return sampled(phases, *((at, CODE[rule], at % 5 < 2) for at in range(40)))
     if rule == "eager steps":
         steps = phases.steps
         ops = steps.ops.unique(["host", "step"]).with_columns(self_ps=pl.lit(S, pl.Int64))
@@ -828,7 +832,9 @@ def test_a_wait_for_another_thread_and_predict_in_a_loop_have_remedies_of_their_
         return dict(rows.filter(pl.col("phase").is_null()).select("rule", "action").iter_rows())
 
     long = (41, 19, "evaluation", "predict")
-    assert of("a.py:1 in f ← self.ready.get", "train")["program code"].startswith("it waits for another thread")
+    waits = of("a.py:1 in f ← self.ready.get", "train")
+    assert waits["waits for another thread"].startswith("make what it waits for faster")
+    assert "program code" not in waits
     assert of("a.py:1 in f ← time.sleep", "train")["program code"].startswith("do it less often")
     assert of("a.py:1 in f", "predict", long)["long evaluation"].startswith("call the model on its batch")
     assert of("a.py:1 in f", "eval", long)["long evaluation"].startswith("evaluate every few epochs")

@@ -397,9 +397,9 @@ def test_the_quick_goodput_benchmark_ends_in_its_figures_and_omissions():
 @pytest.mark.slow
 def test_the_quick_benchmark_of_trainers_ends_in_its_figures_and_omissions():
     said, last = quick("trainers.py")
-    assert list(last) == ["trainers", "steps", "evaluations", "worst_account", "named", "overhead", "pipelined"]
+    assert list(last) == ["trainers", "steps", "evaluations", "worst_account", "named", "overhead", "own", "pipelined"]
     assert (last["trainers"], last["steps"]) == (3, 1)
-    assert all(0 <= last[name] <= 1 for name in ("worst_account", "named", "pipelined"))
+    assert all(0 <= last[name] <= 1 for name in ("worst_account", "named", "own", "pipelined"))
     assert last["overhead"] > 0
     assert "left out: torch_workers, keras_jax, " in said
 

@@ -546,6 +546,16 @@ def test_the_end_of_an_iterator_that_waits_for_its_threads_is_data_loading(progr
     assert (spent.end_ns - spent.start_ns) // 1_000_000 == 500
 
 
+def test_what_a_function_fetches_as_it_is_traced_is_no_fetch(monkeypatch):
+    eager, fetched = [False], []
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(executing_eagerly=lambda: eager[0]))
+    following = tensorflow._eagerly(lambda original: fetched.append)(lambda iterator: "a symbol")
+    assert following("an iterator") == "a symbol"
+    eager[0] = True
+    following("an iterator")
+    assert fetched == ["an iterator"]
+
+
 @pytest.mark.xfail(reason="the first function that is called again is taken for the training", strict=True)
 def test_a_function_that_makes_parameters_is_no_training(program):
     for _ in range(3):

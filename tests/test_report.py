@@ -105,7 +105,7 @@ def test_evidence_is_the_frame_behind_a_figure():
     report = report_of("keras_cnn")
     assert report.evidence("phases").equals(phases.frame)
     assert report.evidence("accounts").equals(tp.goodput(phases).frame)
-    with pytest.raises(ValueError, match="must be one of phases, actions, operations, rates, accounts"):
+    with pytest.raises(ValueError, match="must be one of phases, actions, operations, rates, kinds, accounts"):
         report.evidence("nothing")
 
 

@@ -323,6 +323,13 @@ def test_a_builtin_is_code_where_the_thread_works_and_does_not_wait_for_a_device
     assert samples.select("code", "worked").rows() == [(code, worked)]
 
 
+@pytest.mark.parametrize(("method", "code"), [("log.flush", True), ("log.write", True), ("model.forward", False)])
+def test_a_method_of_files_is_code_however_long_it_waits(method, code):
+    stacks = table((None, "/home/a/train.py", "push", method, None)).with_columns(callee_scope=pl.lit("local"))
+    seen = looks((10, 0, [], None, 1, False)).with_columns(worked=pl.lit(0.1))
+    assert placed_samples(seen, Stacks(stacks, seen))["code"].to_list() == [code]
+
+
 def test_samples_mean_what_their_stacks_do():
     seen = looks(
         (10, 2, [], None, 1, False),

@@ -120,6 +120,16 @@ def test_nothing_that_works_lasts_for_ever(program, at_work):
     assert 600 <= program.alarmed_s < 600 + 2 * LOOK_S
 
 
+def test_a_pause_after_work_begins_with_its_end(program):
+    end_ns = program.now_ns + 100 * 10**9  # such as the end of a compilation in another process
+    program.spend(100, children=1.0)
+    program.spend(14)
+    assert program.stretches == []
+    program.spend(30)
+    assert program.stretches[0][0] >= end_ns
+    assert 15 <= program.alarmed_s < 15 + 2 * LOOK_S
+
+
 def test_a_pause_that_has_ended_is_awaited_the_next_time(program):
     program.spend(40)
     program.step()

@@ -80,6 +80,20 @@ def test_what_the_program_marks_is_a_step_and_what_it_calls_there_is_none():
     assert [event.event for event in steps[1].events] == ["fetch", "call", "mark"]
 
 
+def test_what_evaluates_at_the_end_of_an_annotated_step_is_no_part_of_it():
+    mark = {"what": What("jax", "jax.profiler", "StepTraceAnnotation"), "key": "train"}
+    made = [Event("call", at, at + 900, key="eval_step") for at in range(-5000, 0, 1000)]  # before the training
+    for start in range(0, 40_000, 10_000):
+        made.append(Event("mark", start, start, edge="begin", **mark))
+        made.append(Event("call", start + 100, start + 200, key="train_step"))
+        made += [Event("call", start + at, start + at + 900, key="eval_step") for at in range(1000, 6000, 1000)]
+        made.append(Event("mark", start, start + 9000, edge="end", **mark))
+    made += [Event("mark", 40_000, 40_000, edge="begin", **mark), Event("mark", 40_000, 40_100, edge="end", **mark)]
+    steps = folded(made)  # the last finds the end of the data
+    assert Counter(step.kind for step in steps) == {"train": 4, "eval": 25}
+    assert {step.end - step.start for step in steps if step.kind == "train"} == {1000}
+
+
 def test_the_end_of_data_that_a_library_marks_begins_no_step():
     fetch = Event("fetch", 0, 10, What("keras", "keras", "EpochIterator.__next__"), "data")
     assert folded([fetch, fetch, fetch, fetch]) == []
@@ -241,6 +255,14 @@ def test_a_recorded_step_is_explained_by_its_rule_and_events(recorded, tmp_path,
 def test_gradients_after_an_update_are_of_the_next_step():
     first, second = folded(events(*["gradient", "update sgd"] * 2))
     assert [event.event for event in first.events] == [event.event for event in second.events] == ["gradient", "update"]
+
+
+def test_gradients_that_an_epoch_leaves_join_the_step_before_its_evaluation():
+    left, held = ["fetch a", "gradient"], ["fetch b"] * 4
+    step = [*left, *left, "update sgd"]
+    steps = folded(events(*[*step, *step, *left, *held] * 3))
+    assert Counter(step.kind for step in steps) == {"train": 6, "eval": 12}
+    assert [round((step.end - step.start) / 1000) for step in steps if step.kind == "train"] == [5, 7] * 3
 
 
 @pytest.mark.parametrize("moves", [2, 100])

@@ -180,3 +180,92 @@ def scanned_epochs(folder: Path) -> Counts:
         float(values.mean())
         WASTE.update(state[0], save)
     return {"train": STEPS}
+
+
+@program("tunix")
+def tunix_trainer(folder: Path) -> Counts:
+    """Fine-tune a tiny model of NNX by Tunix's trainer, with an evaluation before it and after each twentieth step."""
+    import jax.numpy as jnp
+    import optax
+    from flax import nnx
+    from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig, TrainingInput
+
+    words, length, evaluated = 64, 16, list[Any]()
+
+    class Model(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.words, self.last = nnx.Embed(words, 32, rngs=rngs), nnx.Linear(32, words, rngs=rngs)
+
+        def __call__(self, input_tokens: Any, positions: Any, cache: Any, attention_mask: Any) -> Any:
+            return self.last(self.words(input_tokens)), None
+
+    class Trainer(PeftTrainer):
+        def _post_process_train_step(self, aux: Any) -> None:
+            WASTE.update(self.model.words.embedding[...], save)
+
+        def _post_process_eval_step(self, aux: Any) -> None:
+            evaluated.append(aux)
+
+    def inputs(example: Any) -> dict[str, Any]:
+        positions = jnp.broadcast_to(jnp.arange(length), (8, length))
+        facts = {"positions": positions, "attention_mask": jnp.ones((8, length, length), bool)}
+        return {"input_tokens": example.input_tokens, "input_mask": example.input_mask, **facts}
+
+    draw = np.random.default_rng(0)
+    batches = [
+        TrainingInput(input_tokens=draw.integers(0, words, (8, length)), input_mask=np.ones((8, length), bool))
+        for _ in range(STEPS)
+    ]
+    config = TrainingConfig(eval_every_n_steps=EVERY, max_steps=STEPS)
+    trainer = Trainer(Model(nnx.Rngs(0)), optax.adamw(1e-3), config).with_gen_model_input_fn(inputs)
+    trainer.train(batches, batches[:5])
+    return {"train": trainer.train_steps, "eval": len(evaluated)}
+
+
+@program("levanter")
+def levanter_trainer(folder: Path) -> Counts:
+    """Train a model of Haliax by Levanter's Trainer, with its evaluation after each twentieth step."""
+    import equinox as eqx
+    import haliax as hax
+    import jax
+    import optax
+    from levanter.checkpoint import CheckpointerConfig
+    from levanter.data.dataset import ListAsyncDataset
+    from levanter.tracker import NoopConfig
+    from levanter.trainer import Trainer, TrainerConfig
+
+    wide, deep = hax.Axis("wide", WIDTH), hax.Axis("deep", 64)
+
+    class Model(eqx.Module):
+        first: Any
+        last: Any
+
+        def __call__(self, x: Any) -> Any:
+            return self.last(hax.nn.relu(self.first(x)))
+
+    def make() -> Model:
+        keys = jax.random.split(jax.random.PRNGKey(0))
+        return Model(hax.nn.Linear.init(wide, deep, key=keys[0]), hax.nn.Linear.init(deep, (), key=keys[1]))
+
+    def loss(model: Any, batch: Any, key: Any = None) -> Any:
+        return hax.mean((model(batch) - hax.sum(batch, wide)) ** 2).scalar()
+
+    rows = [hax.named(row, (wide,)) for row in examples()[0]]
+    quiet = {
+        "log_dir": folder,
+        "tracker": NoopConfig(),
+        "log_jaxprs": False,
+        "log_xla_hlo": False,
+        "require_accelerator": False,
+    }
+    config = TrainerConfig(
+        **{"id": "tiny", "num_train_steps": STEPS, "train_batch_size": 8, "steps_per_eval": EVERY, **quiet},
+        **{"per_device_eval_parallelism": 8, "checkpointer": CheckpointerConfig(base_path=str(folder / "saved"))},
+    )
+    config.initialize()
+    with Trainer(config, optax.adam(1e-3), loss) as trainer:
+        trainer.add_hook(lambda info: WASTE.update(info.model.first.weight.array, save), every=1)
+        trainer.add_eval_hook(ListAsyncDataset(rows[:40]))
+        state = trainer.initial_state(jax.random.PRNGKey(0), model_init=make)
+        info = trainer.train(state, trainer.data_loader(ListAsyncDataset(rows)))
+    return {"train": int(info.state.step), "eval": 5 * STEPS // EVERY}

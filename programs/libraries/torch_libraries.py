@@ -229,6 +229,156 @@ def graphs(folder: Path) -> Counts:
     return {"train": updates, "eval": batches}
 
 
+def pictures() -> tuple[Any, Any]:
+    """Return pictures to train with, and those held out."""
+    from torchvision.datasets import FakeData
+    from torchvision.transforms import ToTensor
+
+    examples()
+    return FakeData(256, (3, 32, 32), CLASSES, ToTensor()), FakeData(64, (3, 32, 32), CLASSES, ToTensor())
+
+
+@program("timm")
+def timm_script(folder: Path) -> Counts:
+    """Train as timm's script: a schedule of its updates, an average of the weights, validation of both, its saver."""
+    import torch
+    from timm import create_model, utils
+    from timm.data import create_loader
+    from timm.optim import create_optimizer_v2
+    from timm.scheduler import CosineLRScheduler
+
+    sets, model = pictures(), create_model("test_resnet", num_classes=CLASSES)
+    sizes = {"input_size": (3, 32, 32), "batch_size": 8, "use_prefetcher": False, "num_workers": 0}
+    train, held = (create_loader(each, is_training=each is sets[0], **sizes) for each in sets)
+    optimizer = create_optimizer_v2(model, "adamw", lr=1e-3)
+    average = utils.ModelEmaV3(model, decay=0.99)
+    schedule = CosineLRScheduler(optimizer, t_initial=EPOCHS * len(train), t_in_epochs=False)
+    saver = utils.CheckpointSaver(model, optimizer, model_ema=average, checkpoint_dir=str(folder), max_history=1)
+    updates = batches = 0
+    for epoch in range(EPOCHS):
+        model.train()
+        losses = utils.AverageMeter()
+        for rows, labels in train:
+            loss = torch.nn.functional.cross_entropy(model(rows), labels)
+            loss.backward()
+            optimizer.step()
+            updates += 1
+            average.update(model, step=updates)
+            optimizer.zero_grad()
+            losses.update(loss.item(), rows.size(0))
+            schedule.step_update(num_updates=updates)
+            WASTE.update(weights(model), save)
+        for network in (model, average):
+            network.eval()
+            with torch.no_grad():
+                for rows, labels in held:
+                    utils.accuracy(network(rows), labels, topk=(1, 2))
+                    batches += 1
+        saver.save_checkpoint(epoch, metric=losses.avg)
+    return {"train": updates, "eval": batches}
+
+
+@program("torchvision")
+def torchvision_reference(folder: Path) -> Counts:
+    """Train as torchvision's reference scripts: a logger yields the batches to both loops."""
+    import torch
+    from torchvision.models import mobilenet_v3_small
+
+    class Logger:
+        def __init__(self) -> None:
+            self.losses = list[float]()
+
+        def log_every(self, data: Any, number: int) -> Any:
+            for at, batch in enumerate(data):
+                yield batch
+                if at % number == 0:
+                    str(torch.tensor(self.losses).median().item())
+
+    train, held = (torch.utils.data.DataLoader(each, batch_size=8) for each in pictures())
+    model = mobilenet_v3_small(num_classes=CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    updates = batches = 0
+    for epoch in range(2):
+        model.train()
+        log = Logger()
+        for rows, labels in log.log_every(train, 10):
+            loss = torch.nn.functional.cross_entropy(model(rows), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            log.losses.append(loss.item())
+            updates += 1
+            WASTE.update(weights(model), save)
+        model.eval()
+        log = Logger()
+        with torch.inference_mode():
+            for rows, labels in log.log_every(held, 100):
+                log.losses.append(torch.nn.functional.cross_entropy(model(rows), labels).item())
+                batches += 1
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / f"model_{epoch}.pth")
+    return {"train": updates, "eval": batches}
+
+
+@program("ultralytics")
+def ultralytics_detector(folder: Path) -> Counts:
+    """Train a detector on pictures of squares: gradients of more and more batches, validation after each epoch."""
+    import numpy as np
+    from PIL import Image
+    from ultralytics import YOLO
+
+    examples()
+    draw = np.random.default_rng(0)
+    for part, count in (("train", 64), ("val", 16)):
+        for place in ("images", "labels"):
+            (folder / place / part).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            picture, (x, y) = draw.integers(0, 120, (64, 64, 3)).astype("uint8"), draw.integers(0, 40, 2)
+            picture[y : y + 20, x : x + 20] = 240
+            Image.fromarray(picture).save(folder / "images" / part / f"{number}.jpg")
+            label = f"0 {(x + 10) / 64} {(y + 10) / 64} 0.3125 0.3125\n"
+            (folder / "labels" / part / f"{number}.txt").write_text(label)
+    data = folder / "data.yaml"
+    data.write_text(f"path: {folder}\ntrain: images/train\nval: images/val\nnames:\n  0: square\n")
+    model, batches = YOLO("yolo11n.yaml", verbose=False), list[Any]()
+    model.add_callback("on_train_batch_end", lambda trainer: WASTE.update(weights(trainer.model), save))
+    model.add_callback("on_val_batch_end", batches.append)
+    options = {"imgsz": 64, "batch": 4, "workers": 0, "device": "cpu", "plots": False, "verbose": False}
+    updates = _updates(lambda: model.train(data=str(data), epochs=2, project=str(folder), exist_ok=True, **options))
+    return {"train": updates, "eval": len(batches)}
+
+
+@program("deepspeed")
+def deepspeed_engine(folder: Path) -> Counts:
+    """Train by DeepSpeed's engine with gradients of two batches and a partitioned optimizer, in one process."""
+    import os
+
+    import deepspeed
+    import torch
+
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
+    config = {"train_micro_batch_size_per_gpu": BATCH, "gradient_accumulation_steps": 2, "steps_per_print": 10**9}
+    config |= {"optimizer": {"type": "Adam", "params": {"torch_adam": True}}, "zero_optimization": {"stage": 1}}
+    (train, held), model = loaders(), network()
+    engine, _, train, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), training_data=train.dataset, config=config
+    )
+    batches = 0
+    for _ in range(EPOCHS):
+        engine.train()
+        for rows, labels in train:
+            engine.backward(torch.nn.functional.cross_entropy(engine(rows), labels))
+            engine.step()
+            WASTE.update(weights(model), save)
+        engine.eval()
+        with torch.no_grad():
+            for rows, labels in held:
+                (engine(rows).argmax(-1) == labels).sum().item()
+                batches += 1
+    return {"train": engine.global_steps, "eval": batches}
+
+
 @program("torch")
 def compiled_model(folder: Path) -> Counts:
     """Train a model by ``torch.compile`` without code generation."""

@@ -47,6 +47,7 @@ class Truth:
         self.waste, self.steps, self.folder = waste, steps, folder
         self.injected_s = dict.fromkeys(PLACES, 0.0)
         self.lines: dict[str, list[tuple[str, int, int]]] = {}
+        self.own_s: dict[str, float] = {}  # that the trainer logs: of its training, of its waits for input
         self.wall_s = 0.0
         self._ends: list[float] = []
         self._inside = False
@@ -115,6 +116,7 @@ class Truth:
             "injected_s": self.injected_s,
             "lines": lines,
             "step_s": times_s,
+            "own_s": self.own_s,
         }
         (self.folder / "truth.json").write_text(json.dumps(truth))
 

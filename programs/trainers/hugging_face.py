@@ -79,7 +79,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     trainer.truth = truth
     with truth.training():
-        trainer.train()
+        truth.own_s["training"] = trainer.train().metrics["train_runtime"]
     truth.write(trainer.state.global_step)
 
 

@@ -522,12 +522,9 @@ _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, 
 
 _OF_THE_PROGRAM = (
     Cause(
-        "T401", "program code", "program code", saves=pl.col("code"),
+        "T401", "program code", "program code", saves=pl.col("code") - pl.col("waited"),
         sentence="Code of the program took {took}{mostly}",
         remedies=(
-            Remedy(
-                "it waits for another thread or process: make that faster, or share its work among processes",
-                when=_is("waits", "thread")),
             Remedy(
                 "remove gc.collect() from the loop: what nothing refers to is freed without it",
                 when=_is("waits", "collector"), trial=Trial.NO_COLLECT),
@@ -608,6 +605,12 @@ _OF_THE_PROGRAM = (
         ),
         evidence=f"{_CLOCK}from the mode of a model to evaluate until that to train; no batch is fetched in it",
         source="as T101", no_fault="the moves are what the policy learns from"),
+    Cause(
+        "T410", "program code", "waits for another thread", saves=pl.col("waited"),
+        sentence="The training waited {took} for {awaited_at}{mostly}",
+        remedies=(Remedy("make what it waits for faster, or share its work among processes"),),
+        evidence=f"{_CLOCK}time between steps; samples of the thread that trains, and of those that work meanwhile",
+        source="samples of the stack", no_fault="what it waits for is the purpose, such as the moves of an agent"),
 )
 
 # -- devices -----------------------------------------------------------------------------------------------------------

@@ -64,14 +64,14 @@ _LONGEST = 300  # characters of a name that are matched
 _FEWEST_LOADS, _STEADY, _GROWN = 3, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
 _FEWEST_SLOWING, _RISES = 20, 0.7  # steps; rank correlation of their processor time with their number
 _IMPORTS = r" ← import | \(imports\)$"
-_WAITS = r" ← .*\.(get|put|join|wait|result|acquire|recv|communicate|poll)$"  # for another thread or process
+_WAITS = r" waits for | ← .*\.(get|put|join|wait|result|acquire|recv|communicate|poll)$"  # for a thread or process
 _SLEEP = " ← time.sleep"  # which no processor shortens
 _COLLECTS = r" ← (gc\.)?collect$"
-_CODE_AT = {"thread": _WAITS, "collector": _COLLECTS}
 _CALLS = r" ← .*\bmodel(\.predict|\.predict_on_batch)?$"  # in a callback
 _TEXTS = {  # metrics of the run that are no figures
     *("callback", "retraced", "reason", "changed", "models", "data", "saves", "waits", "evaluates", "eager", "debug"),
     *("again", "framework", "backend", "collects", "calls", "others", "frozen_at", "cache", "threads", "processors"),
+    "awaited_at",
 }
 _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
 _SMALL_PS, _SMALL_SHARE = 10e6, 0.8  # of PyTorch on a CPU: 3 us each in loops over examples
@@ -413,6 +413,10 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken["validating"] = int(validating["time_ps"].sum()) // run.hosts
     taken["of_arrays"] = taken["anew"] if traits(phases.steps)["data"] == "arrays" else 0  # Keras' own, no slow input
     taken["importing"] = importing_ps(run)
+    waits = run.places.filter(pl.col("account") == "program code", pl.col("place").str.contains(_WAITS))
+    taken["waited"] = round(taken["code"] * waits["share"].sum())
+    awaited = waits["place"].str.extract(r" waits for .* in (\w+)").drop_nulls()  # those with most samples are first
+    awaited_at = f"{awaited[0]} in another thread" if len(awaited) else "another thread or process"
     fits = phases.steps.wall.spans.filter(account="fit", detail="fit").height
     is_fitted = 1 < phases.steps.frame.filter(kind="train").height <= fits
     around_ps = int(run.frame.filter(account="preparation", detail="fit")["time_ps"].sum()) // run.hosts
@@ -453,7 +457,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         "frozen_at": frozen_at,
         **{name: phases.steps.metadata.get(name) for name in ("threads", "processors")},
         "saves": phases.steps.metadata.get("saves"),
-        "waits": next((name for name, at in _CODE_AT.items() if _is_mostly_at(run.places, "program code", at)), None),
+        "waits": "collector" if _is_mostly_at(run.places, "program code", _COLLECTS) else None,
+        "awaited_at": awaited_at,
         "evaluates": _evaluates(phases.steps),
         "collects": "program" if 2 * _share_at(run.places, _COLLECTS) * run.wall_ps > taken["collecting"] else None,
         "calls": "model" if _is_mostly_at(run.places, "callbacks", _CALLS) else None,

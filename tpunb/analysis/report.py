@@ -14,6 +14,7 @@ import polars as pl
 
 from tpunb.analysis.advice import advise, tried_on
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals, works
+from tpunb.analysis.kinds import kinds_of
 from tpunb.analysis.rates import Rates, phase_rates, rate_figures, rate_lines, rate_metrics, rates_of, run_cost
 from tpunb.analysis.run import OfRun, Run, loaded, phases
 from tpunb.analysis.time_line import INSIDE_STEPS
@@ -31,7 +32,7 @@ _ACCOUNTS, _CAUSES, _PHASES, _ACTIONS, _OPS = 9, 2, 5, 4, 3  # most that are lis
 _LEAST_SHARE = 0.01  # of run time, of an account or a saving
 _TEXT = 110  # characters of a text of the program
 _BYTES = 4000  # of the JSON; what is least in the longest list is left out beyond that
-_LISTS = ("phases", "accounts", "actions", "operations", "unknown")
+_LISTS = ("phases", "kinds", "accounts", "actions", "operations", "unknown")
 _ENDS = ("low", "high")
 _CAPTURE = "capture the run: tpunb run, tp.capture or %%tpupoint"
 
@@ -185,7 +186,7 @@ class _Writer:
     @property
     def report(self) -> Report:
         frames = {"phases": self.phases.frame, "actions": self._advice, "operations": self._ops}
-        frames |= {"rates": self.rates.frame}
+        frames |= {"rates": self.rates.frame, "kinds": kinds_of(self.phases)}
         if self.goodput is not None:
             frames |= {"accounts": self.goodput.frame, "stalls": self.goodput.stalls, "places": self.goodput.places}
             frames |= {"load": self.goodput.load}
@@ -198,6 +199,7 @@ class _Writer:
             "accounts": [*self._accounts],
             "rates": rate_figures(self.rates),
             "phases": [*self._phases],
+            **({"kinds": kinds} if (kinds := [*self._kinds]) else {}),
             "operations": [*self._operations],
             "memory": {"host": self._host_memory, "device": self._device_memory},
             "actions": [*self._actions],
@@ -294,6 +296,12 @@ class _Writer:
                 **{name: _share(share, "its step time") for name, share in waits.items()},
                 **({"rates": rates[row["phase"]]} if rates.get(row["phase"]) else {}),
             }
+
+    @property
+    def _kinds(self) -> Iterator[dict[str, Any]]:
+        for kind, count, time_ps, every_ps in kinds_of(self.phases).iter_rows():
+            times = {"time": self._part(time_ps, "kinds"), "every": _time(every_ps, "kinds")}
+            yield {"kind": plain(cut(kind, _TEXT)), "count": count, **times}
 
     @property
     def _hosts(self) -> int:
@@ -436,7 +444,7 @@ def _fitted(content: dict[str, Any]) -> dict[str, Any]:
         if causes := [each["causes"] for each in content["accounts"] if len(each.get("causes", [])) > 1]:
             causes[-1].pop()  # first what is only said of an entry
             continue
-        if not (long := [name for name in _LISTS if len(content[name]) > 1]):
+        if not (long := [name for name in _LISTS if len(content.get(name, ())) > 1]):
             break
         least = min(long, key=lambda name: _concerns(content[name][-1]))
         content[least].pop()
@@ -520,6 +528,12 @@ def _lines(content: Mapping[str, Any], text: Callable[[str], str], *, bold: str,
             waits = [f"{name} {percent(each[name]['share'])} of it" for name in ("input", "idle") if name in each]
             steps = f"{plural(each['steps'], 'step')} of {_text(each['step'])}"
             yield item.format(text(", ".join([f"{_figure(each['time'])} {each['name']}: {steps}", *waits])))
+    if "kinds" in content:
+        yield from ("", bold.format("Kinds of steps"))
+        for each in content["kinds"]:
+            yield item.format(
+                text(f"{_figure(each['time'])} {each['kind']}: {each['count']:,}, once in {_text(each['every'])}")
+            )
     if content["rates"]:
         yield from (
             "",

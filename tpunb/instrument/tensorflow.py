@@ -18,7 +18,7 @@ from uuid import uuid4
 from tpunb.instrument.hooks import fetching, listen_to_annotations, listen_to_calls
 from tpunb.instrument.keras import STEP_FUNCTION
 from tpunb.instrument.profiler_sessions import Sessions
-from tpunb.instrument.registry import Evidence, Library, Priority, around, loaded
+from tpunb.instrument.registry import Evidence, Hook, Library, Priority, around, loaded
 from tpunb.instrument.sink import END_OF_DATA, NEW_FUNCTION, Sink, What
 from tpunb.signals import DATA_END, Spent
 
@@ -91,11 +91,27 @@ def _ending(sink: Sink, original: Callable[..., Any]) -> Callable[..., Any]:
     return following
 
 
+def _eagerly(hook: Hook) -> Hook:
+    """Return a hook that is left out within functions: as one is traced, nothing is fetched."""
+    executing_eagerly = sys.modules["tensorflow"].executing_eagerly
+
+    def hooked(original: Callable[..., Any]) -> Callable[..., Any]:
+        eager = hook(original)
+
+        def following(self: Any, *args: Any) -> Any:
+            __tracebackhide__ = True
+            return (eager if executing_eagerly() else original)(self, *args)
+
+        return following
+
+    return hooked
+
+
 def _batches(sink: Sink, stack: ExitStack) -> None:
     """Record batches, and the time of an iterator's end."""
     for method in (ITERATOR_NEXT, NUMPY_NEXT):
-        method.listen(fetching(sink, method), Priority.CAPTURE, stack)
-    ITERATOR_NEXT.listen(partial(_ending, sink), Priority.CAPTURE, stack)
+        method.listen(_eagerly(fetching(sink, method)), Priority.CAPTURE, stack)
+    ITERATOR_NEXT.listen(_eagerly(partial(_ending, sink)), Priority.CAPTURE, stack)
 
 
 # -- steps that the program annotates ----------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from tpunb.instrument.registry import Evidence, Library, Priority, around, loade
 from tpunb.instrument.sink import Clock, Result, Sink, What
 from tpunb.signals import WORKERS_START
 
-LIBRARY = Library("torch", "torch", ("2.7", "2.13"))
+LIBRARY = Library("torch", "torch", ("2.7", "2.14"))
 
 # -- batches -----------------------------------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ class StandingWatch:
         self._children = Children()
         self._measure = measure or self._children.work
         self._token: tuple[Any, ...] = ()
-        self._since_ns = now()
+        self._since_ns = self._worked_ns = now()
         self._works: list[tuple[int, Work]] = []  # of the last seconds
         self._usual_ns: dict[tuple[Any, ...], int] = {}  # longest time that was spent at a place and ended
         self._place: tuple[Any, ...] = ()
@@ -95,14 +95,18 @@ class StandingWatch:
                 self._record(standing.recorded_ns, now_ns, self.seen(now_ns))
             return
         self._works = [*self._works[-LIMITS.standing_works :], (now_ns, self._measure())]
-        if elapsed_ns < self._limit_ns():
+        works, limit_ns = self._limit_ns()
+        if works and elapsed_ns < limit_ns and len(self._works) > 1:
+            self._worked_ns = now_ns
+        since_ns = self._since_ns if works else max(self._since_ns, self._worked_ns)
+        if now_ns - since_ns < limit_ns:
             return
         place = None if clock.has_lost_its_thread else _place(clock)
         if place is None or elapsed_ns < 2 * self._usual_ns.get(place, 0):
             return
         self._place = place
-        self.current = Standstill(self._since_ns, clock.count - 1, now_ns)
-        self._record(self._since_ns, now_ns, self.seen(now_ns))
+        self.current = Standstill(since_ns, clock.count - 1, now_ns)
+        self._record(since_ns, now_ns, self.seen(now_ns))
 
     @property
     def seconds(self) -> float | None:
@@ -123,8 +127,8 @@ class StandingWatch:
             self._usual_ns[self._place] = max(self._usual_ns.get(self._place, 0), now_ns - standing.since_ns)
             self._record(standing.recorded_ns, now_ns, None)
 
-    def _limit_ns(self) -> float:
-        """Return how long no step may end, by what the program does now."""
+    def _limit_ns(self) -> tuple[bool, float]:
+        """Return whether the program is at work that may last, and how long no step may end."""
         clock = self._clock
         shortest_ns = max(LIMITS.standing_s * 1e9, LIMITS.standing_steps * clock.usual_ns)
         process, children, io_bytes = self._shares()
@@ -133,7 +137,9 @@ class StandingWatch:
         may_last = clock.account in _WORKING or (clock.account == "data loading" and children_work)
         if clock.count < LIMITS.standing_first:  # what comes first may take long: it compiles, or loads
             may_last, works = True, works or clock.progress().computes
-        return max(shortest_ns, LIMITS.standing_working_s * 1e9) if works and may_last else shortest_ns
+        if works and may_last:
+            return True, max(shortest_ns, LIMITS.standing_working_s * 1e9)
+        return False, shortest_ns
 
     def _shares(self) -> tuple[float, float, float]:
         """Return processors of the process and its children, and bytes a second, over the last seconds."""

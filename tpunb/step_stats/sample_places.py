@@ -7,6 +7,7 @@ run again on recorded runs. The recorder keeps raw facts alone (`tpunb.schema.ST
 from __future__ import annotations
 
 import builtins
+import io
 import re
 import sys
 from collections import Counter
@@ -42,7 +43,7 @@ _IMPORTS = "<frozen importlib"
 _PRINTS = re.compile(r"[\\/]torch[\\/]_tensor_str\.py$")  # makes text of tensors
 _COMPREHENSION = re.compile(r"((\.<locals>)?\.<(listcomp|genexpr|dictcomp|setcomp)>)+$")
 _OF_ARRAYS = {"add", "clear", "copy", "index", "sort", "split", "update", "values"}
-_OF_BUILTINS = {*dir(str), *dir(list), *dir(dict), *dir(set)} - _OF_ARRAYS
+_OF_BUILTINS = {*dir(str), *dir(list), *dir(dict), *dir(set), *dir(io.IOBase), "write"} - _OF_ARRAYS
 """Names of methods that arrays and tensors do not have."""
 _BUILTINS = {*dir(builtins)}
 _OF_RANDOM = {"choice", "integers", "normal", "permutation", "random", "shuffle", "standard_normal", "uniform"}

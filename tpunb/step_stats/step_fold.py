@@ -175,6 +175,7 @@ class Part:
 class Mark:
     """A step that the program or a library marks, while it is open."""
 
+    begin: Event
     kind: str
     rule: str
     start: int
@@ -299,6 +300,8 @@ class StepFold:
         if event.arrays is not None:
             self._describe(function, event.arrays)
         is_part = what is not None and what.is_part_of_steps
+        if self.mark is not None and self._is_evaluation(function) and self._has_trained(self.mark):
+            self._end_mark(self.mark, self.mark.begin._replace(end=event.start, edge="end"))  # the rest evaluates
         if self.mark is not None:
             if self.mark.rule != "keras":
                 self.mark.launch = event
@@ -391,20 +394,30 @@ class StepFold:
         if event.edge == "begin":
             self.mark = self._begin_mark(event)
         elif mark is not None:
+            is_empty = mark.rule == "annotation" and bool(self.marked) and all(e.event == "fetch" for e in mark.events)
             self.mark = None
-            if event.edge == "join":
+            if event.edge == "join" or (event.edge == "end" and is_empty):
                 self._join(event.end, mark.input or 0)
             elif event.edge == "end":
-                events = (*mark.events, event)
-                end, reason = event.end, f"{event.what.library if event.what else 'the program'} marks it"
-                if event.end_of == NEXT and mark.launch is not None:
-                    end = mark.launch.end
-                self.marked_step = Step(
-                    *(mark.kind, mark.rule, reason, mark.start, end, None, mark.input, mark.launch, events),
-                    number=None if event.number is None else index(event.number),
-                    size=mark.size,
-                )
-                self._append(self.marked_step)
+                self._end_mark(mark, event)
+
+    @staticmethod
+    def _has_trained(mark: Mark) -> bool:
+        """Return whether an annotated step has called a function that does not evaluate by its name."""
+        return mark.rule == "annotation" and mark.launch is not None and not is_evaluation(str(mark.launch.key))
+
+    def _end_mark(self, mark: Mark, event: Event) -> None:
+        """Make a step of a mark, which ends with an event."""
+        self.mark = None
+        end, reason = event.end, f"{event.what.library if event.what else 'the program'} marks it"
+        if event.end_of == NEXT and mark.launch is not None:
+            end = mark.launch.end
+        self.marked_step = Step(
+            *(mark.kind, mark.rule, reason, mark.start, end, None, mark.input, mark.launch, (*mark.events, event)),
+            number=None if event.number is None else index(event.number),
+            size=mark.size,
+        )
+        self._append(self.marked_step)
 
     def _join(self, end: int, waited: int) -> None:
         """Add time, of which it waited for input, to the last step, as nothing was left for another."""
@@ -420,8 +433,11 @@ class StepFold:
             if self.part is not None and self.part.launch is not None:
                 self._end_part(event.start)
         else:
-            if len(self._parts) + 1 < LOOP_CALLS or not self.is_marked:  # no loop
-                for part in (*self._parts, *([self.part] if self.part else [])):
+            parts = [*self._parts, *([self.part] if self.part else [])]
+            functions = [name for part in parts for name in part.functions]
+            again = any(self._is_evaluation(name) and self.calls[name] >= LOOP_CALLS for name in functions)
+            if not again and (not self.is_marked or len(self._parts) + 1 < LOOP_CALLS):  # no loop
+                for part in parts:
                     first = next((call for call, _ in part.functions.values()), None)
                     if first is not None and first.follows and not part.streams and self.marked_step is not None:
                         self.marked_step.launch = part.launch  # right after its mark
@@ -432,7 +448,7 @@ class StepFold:
             if self._fetch is not None:
                 start, time, fetch, size = self._fetch
                 events, self._fetch = [fetch], None
-        return Mark(str(event.key), rule, start, time, None, events, size)
+        return Mark(event, str(event.key), rule, start, time, None, events, size)
 
     # -- parts of the loop -----------------------------------------------------------------------------------------
 
@@ -521,13 +537,22 @@ class StepFold:
         streams = last.streams or self._trained  # the end of data may be found before the last step
         while first and (parts[first - 1].streams & streams or parts[first - 1].learns):
             first -= 1
-        while parts[first].evaluates and parts[first].read_out and first < len(parts) - 1:  # on data of the training
-            first += 1
+        between = [at for at in range(first, len(parts) - 1) if parts[at].evaluates and parts[at].read_out]
+        first = max([first, *(at + 1 for at in between if not parts[at].learns)])  # on data of the training
         for part in parts[:first]:
-            self._add([part], EVALUATION, "fetches", "its batches led to no update")
+            if not self._join_left_over(part):
+                self._add([part], EVALUATION, "fetches", "its batches led to no update")
         kinds, optimizers = self._optimizers, frozenset(last.updates)
         kind = kinds.setdefault(optimizers, f"{TRAIN} {len(kinds) + 1}" if kinds else TRAIN)
         self._add(parts[first:], kind, "optimizer", "an optimizer updates the parameters")
+
+    def _join_left_over(self, part: Part) -> bool:
+        """Add gradients that no update follows at once to the step before; return whether it trains."""
+        last = self._last
+        if not (part.learns and self._optimizers and last is not None and last.kind.startswith(TRAIN)):
+            return False
+        self._join(part.next or part.last, part.input)
+        return True
 
     def _call(self, part: Part, *, final: bool) -> bool:
         """Make a step of a part that called functions; return False if it is not known yet whether it is one."""
@@ -657,6 +682,8 @@ class StepFold:
         while self._parts:
             part = self._parts.popleft()
             rule = "fetches" if part.streams else "gradients"
+            if self._join_left_over(part):
+                continue
             if part.learns:
                 self._add([part], TRAIN, rule, "gradients were taken, and no optimizer is known")
             elif part.evaluates or not part.streams & self._trained:

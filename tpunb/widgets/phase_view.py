@@ -14,6 +14,7 @@ from tpunb.analysis import distinguishing_ops
 from tpunb.analysis.advice import advise_phases
 from tpunb.analysis.causes import NAMED_SHARE
 from tpunb.analysis.goodput import Goodput, busy, goodput, totals
+from tpunb.analysis.kinds import kinds_text
 from tpunb.analysis.representatives import representative
 from tpunb.analysis.roofline import device_of, roofline
 from tpunb.analysis.time_line import VALIDATING
@@ -315,7 +316,8 @@ def warnings(run: Goodput | None) -> list[str]:
 def lines(run: Goodput | None, phases: Phases | None) -> list[str]:
     """Return the verdict on the run, and where its wall time went; nothing without a record of that."""
     judged = None if phases is None else verdict(phases)
-    return [line for line in (judged and judged.sentence, run and run.sentence) if line]
+    kinds = None if phases is None or run is None else kinds_text(phases, run)
+    return [line for line in (judged and judged.sentence, run and run.sentence, kinds) if line]
 
 
 def describe_goodput(run: Goodput, account: str, timeline: Timeline) -> dict[str, Any]:
