@@ -92,11 +92,12 @@ def tried(name: str, budget_s: float) -> dict[str, Any]:
         each = max(found, key=lambda one: one.promised_s or 0.0, default=None)
         if each is None or each.before_s is None:
             return {"applied": False}
-        kinds = (
-            trials._Program([*command, *option], ROOT, Path(folder), writes=False) for option in ([], ["--repaired"])
-        )
-        wasteful, repaired = ([program.run() for _ in range(2)] for program in kinds)
-        pairs = [trials._compared(one, other) for one, other in zip(wasteful, repaired, strict=True)]
+        runs = []
+        for option in ([], ["--repaired"]):
+            (own := Path(folder, f"program{option}")).mkdir()
+            program = trials._Program([*command, *option], ROOT, own, writes=False)
+            runs.append([program.run() for _ in range(2)])
+        pairs = [trials._compared(one, other) for one, other in zip(*runs, strict=True)]
         twin_s = sum(one - other for one, other in pairs) / len(pairs)
     saved_s = each.before_s - each.after_s
     print(f"{name}: saved {saved_s:.2f} s, repaired {twin_s:.2f} s, promised {each.promised_s or 0:.2f} s", flush=True)

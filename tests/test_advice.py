@@ -498,7 +498,6 @@ OF_RUN = {
     "ended iterators": ([(at, 2, "data loading", "end of the data") for at in (4, 12, 24, 41)], {}, 8),
     "restarted workers": ([(41 + 5 * i, 2, "data loading", "start of workers") for i in range(4)], {}, 6),
     "program code": ([], {}, 16),
-    "standing still": ([(41, 12, "standing still", None)], {}, 12),
     "waits for another thread": ([], {}, 16),
     "garbage collection": ([(10, 20, "garbage collection", "generation 2")], {}, 20),
     "slowing steps": ([], {}, sum(n - 3.5 for n in range(4, 25))),
@@ -657,7 +656,11 @@ def test_files_of_a_save_and_the_wait_for_it_are_one_save():
 
 
 def test_every_cause_of_the_run_is_tested_and_has_known_sums():
-    assert {cause.name for cause in of_level("run")} == {*OF_RUN, "crowded steps"}  # tests/test_verdict.py
+    assert {cause.name for cause in of_level("run")} == {
+        *OF_RUN,
+        "crowded steps",
+        "standing still",
+    }  # their tests: test_verdict, test_standing
     known = [*account_metrics(accounted()).columns, "took", "mostly", "also", "at"]
     assert [cause.id for cause in of_level("run") if not has_known_sums(cause, known)] == []
 

@@ -36,7 +36,7 @@ def kernel(number, dur=9, **args):
 def calls(*spans):
     """Return what is known of each kernel, by its number."""
     data = json.dumps({"schemaVersion": 1, "traceEvents": [*spans]}).encode()
-    rows = chrome_trace.calls(data, source="test").drop("host", "device", "start_ps")
+    rows = chrome_trace.read(data, source="test").calls.drop("host", "device", "start_ps")
     return {int(row.pop("kernel").removeprefix("kernel_")): row for row in rows.iter_rows(named=True)}
 
 

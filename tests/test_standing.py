@@ -243,7 +243,7 @@ def test_its_time_is_an_account_of_its_own_and_no_advice_promises_any(stood):
     assert goodput.time_ps("standing still") >= 1e12
     assert tp.load(stood[3]).standing is None
     said = tp.report(stood[3]).content["verdict"]
-    assert said["sentence"].startswith("Standing still took")
+    assert said["sentence"].startswith("The training stood still for")
     assert said["action"] is None
 
 

@@ -56,7 +56,7 @@ def looks(steps, place_of):
         for at in range(start, start + dur, 5 * MS):
             works = at - start < dur - peers
             place = place_of.get(host, "train.py:9 in step") if works else "train.py:12 in step ← loss.backward"
-            samples.append((host, at, place, False, False, False, False, None, False, None))
+            samples.append((host, at, place, False, False, False, False, None, False, None, None))
     wall = replace(steps.wall, samples=pl.DataFrame(samples, schema.SAMPLES, orient="row"))
     return replace(steps, wall=wall)
 

@@ -23,6 +23,7 @@ from tpunb.errors import NoSteps, TpunbError
 from tpunb.frames import Phases, Profile
 from tpunb.io.run_folder import is_written
 from tpunb.schema import ACCOUNTS, MEMORY
+from tpunb.step_stats.step_fold import EVALUATION
 from tpunb.text import cut, duration, format_error, markdown, percent, plain, plural, short_time
 
 FORMAT = 1
@@ -212,12 +213,14 @@ class _Writer:
     def _run(self) -> dict[str, Any]:
         steps, metadata = self.phases.steps, self.phases.steps.metadata
         facts = {"program": metadata.get("model"), "device": metadata.get("device kind"), "data": metadata.get("data")}
+        evaluated = steps.frame.filter(kind=EVALUATION)["host"].value_counts()["count"].max()
         return {
             "name": plain(cut(steps.name or "", _TEXT)),
             **_standing(self.profile),
             **{name: plain(cut(str(fact), _TEXT)) for name, fact in facts.items() if fact},
             "hosts": self._hosts,
             "steps": steps.count if steps.are_counted else None,
+            **({"evaluations": evaluated} if evaluated and steps.are_counted else {}),
             "traced": steps.full().count,
         }
 
@@ -506,7 +509,8 @@ def _lines(content: Mapping[str, Any], text: Callable[[str], str], *, bold: str,
     run = content["run"]
     facts = ["Steps were not counted"]
     if run["steps"] is not None:
-        facts = [f"{plural(run['steps'], 'step')}, {run['traced']:,} traced in full"]
+        evaluated = f", {run['evaluations']:,} of them evaluation" if "evaluations" in run else ""
+        facts = [f"{plural(run['steps'], 'step')}{evaluated}, {run['traced']:,} traced in full"]
     facts += [str(run[name]) for name in ("program", "device", "data") if name in run]
     if "standing" in run:
         yield bold.format(text(f"{run['name'] or 'Run'} {run['standing']}."))
