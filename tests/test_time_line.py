@@ -192,6 +192,16 @@ def test_garbage_collection_is_deviation_even_where_it_is_typical():
     assert set(stretches.filter(account="step time deviation")["detail"]) == {"garbage collection"}
 
 
+def test_garbage_collection_between_steps_is_none_of_what_samples_show_after_it():
+    steps = [train(number, 20 * number, 10) for number in range(3)]
+    spans = [(20 * number + 12, 6, "garbage collection", "generation 2") for number in range(2)]
+    found = accounts(host(steps, spans, end_ms=50))
+    assert found == {"productive": 30, "step time deviation": 12, "program code": 8}
+    beside = [*spans, (11, 8, "callbacks", "A.on_epoch_end"), (55, 4, "garbage collection", "generation 2")]
+    found = accounts(host(steps, beside, end_ms=60))
+    assert found == {"productive": 30, "step time deviation": 6, "program code": 6, "callbacks": 8, "preparation": 10}
+
+
 def test_garbage_collection_in_a_callback_is_time_of_the_callback():
     spans = [(2, 8, "callbacks", "A.on_epoch_end"), (3, 6, "garbage collection", "generation 2")]
     assert accounts(host([train(0, 0, 10)], spans, end_ms=10)) == {"productive": 2, "callbacks": 8}

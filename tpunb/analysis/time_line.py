@@ -119,7 +119,7 @@ def segments(run: HostRun) -> pl.DataFrame:
     span or gap that it is a part of) and ``source``.
     """
     start, end = _disjoint(run.steps, run.start_ps, run.end_ps)
-    spans = _owning_spans(run)
+    spans = _owning_spans(run, start, end)
     loop_end = _loop_end(run, start, end)
     cells = _sweep(run, start, end, spans, loop_end)
     owned = [
@@ -147,18 +147,22 @@ def _disjoint(steps: pl.DataFrame, low: int, high: int) -> tuple[Ints, Ints]:
     return start, np.maximum(end, start)
 
 
-def _owning_spans(run: HostRun) -> pl.DataFrame:
+def _owning_spans(run: HostRun, start: Ints, end: Ints) -> pl.DataFrame:
     """Return the spans that own time, in the order in which later ones win."""
+    collections = pl.Series("collects", _between_steps(run, start, end), dtype=pl.Boolean)
     beside = pl.col("account").is_in(_BESIDE) & ~pl.col("detail").is_in(_HOLDING).fill_null(value=False)
     predicts = pl.lit(_trains(run)) & (pl.col("account") == "fit") & pl.col("detail").eq_missing("predict")
     if run.peers_ps is not None:  # the waits of steps are known against the other ranks
         begins = run.spans["start_ps"].to_numpy().astype(np.int64)
         in_steps = covered(_until(run.steps), begins, begins + 1) > 0
         beside |= pl.lit(pl.Series(in_steps)) & (pl.col("account") == PEERS)
+    account = pl.when("collects").then(pl.lit("step time deviation")).otherwise("account")
     spans = (
-        run.spans.filter(~beside)
+        run.spans.with_columns(collections)
+        .filter(~beside | pl.col("collects"))
         .with_columns(
-            account=pl.when(predicts).then(pl.lit("evaluation")).otherwise("account"),
+            account=pl.when(predicts).then(pl.lit("evaluation")).otherwise(account),
+            detail=pl.when("collects").then(pl.lit(_GC)).otherwise("detail"),
             start_ps=pl.col("start_ps").clip(run.start_ps, run.end_ps),
             end_ps=(pl.col("start_ps") + pl.col("dur_ps")).clip(run.start_ps, run.end_ps),
         )
@@ -173,6 +177,19 @@ def _owning_spans(run: HostRun) -> pl.DataFrame:
     spans = spans.join_asof(evaluations, on="start_ps").with_columns(rank=rank)
     spans = spans.with_columns(account=pl.when(of_evaluation).then(pl.lit("evaluation")).otherwise("account"))
     return spans.sort("rank", "start_ps", "end_ps", descending=[False, False, True])
+
+
+def _between_steps(run: HostRun, start: Ints, end: Ints) -> NDArray[np.bool_]:
+    """Return which spans collect garbage between two steps, where nothing else is known of the time."""
+    begins, ends = (column.to_numpy().astype(np.int64) for column in _until(run.spans))
+    others = _until(run.spans.filter(~pl.col("account").is_in([*_BESIDE, *_OUTER])))
+    steps = pl.DataFrame({"start_ps": start, "end_ps": end})
+    collects = (run.spans["account"] == _GC).fill_null(value=False).to_numpy()
+    if not collects.any() or not len(start):
+        return np.zeros(len(begins), np.bool_)
+    inside = (begins >= start[0]) & (begins < end.max())
+    taken = covered(others, begins, ends) + covered(steps, begins, ends)
+    return np.asarray(collects & inside & (taken == 0))
 
 
 def _loop_end(run: HostRun, start: Ints, end: Ints) -> int:
