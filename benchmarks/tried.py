@@ -93,8 +93,8 @@ def tried(name: str, budget_s: float) -> dict[str, Any]:
         if each is None or each.before_s is None:
             return {"applied": False}
         runs = []
-        for option in ([], ["--repaired"]):
-            (own := Path(folder, f"program{option}")).mkdir()
+        for number, option in enumerate([[], ["--repaired"]]):
+            (own := Path(folder, f"program{number}")).mkdir()
             program = trials._Program([*command, *option], ROOT, own, writes=False)
             runs.append([program.run() for _ in range(2)])
         pairs = [trials._compared(one, other) for one, other in zip(*runs, strict=True)]

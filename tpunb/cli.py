@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import warnings
@@ -336,7 +337,7 @@ def _move(process: Path, place: str) -> str:
 
 
 def _print_end(folder: str, runs: Mapping[str, Process], ending: str | None, earlier: str | None) -> None:
-    """Print in one line what was captured, and the command that shows it: the job, else the run of most steps."""
+    """Print what was captured, and the command that shows it: the job, else the run of most steps."""
     from tpunb.io.job_folder import RANK
 
     if not runs:
@@ -360,18 +361,22 @@ def _print_end(folder: str, runs: Mapping[str, Process], ending: str | None, ear
         f"to see it: tpunb report {shlex.quote(_shown(shown))}",
     ]
     _print("; ".join(filter(None, parts)))
-    if sys.stderr.isatty() and (sentence := _first_sentence(shown)):
+    if sys.stderr.isatty() and "://" not in shown and (sentence := _first_sentence(shown)):
         _print(sentence)
+
+
+_ASKS_S = 20.0
+_ASKS = """import sys
+from tpunb.analysis.run import phases
+from tpunb.analysis.verdict import verdict
+print(verdict(phases(sys.argv[1])) or "")"""
 
 
 def _first_sentence(run: str) -> str | None:
     """Return what took the time of a run; None where that is not known, or what reads runs is not installed."""
-    with suppress(Exception), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from tpunb.analysis.run import phases
-        from tpunb.analysis.verdict import verdict
-
-        return str(verdict(phases(run)) or "") or None
+    with suppress(OSError, subprocess.SubprocessError):  # a process of its own, which may take no longer
+        asked = subprocess.run([sys.executable, "-c", _ASKS, run], capture_output=True, text=True, timeout=_ASKS_S)
+        return asked.stdout.strip() or None
     return None
 
 

@@ -95,10 +95,14 @@ class Online:
             return
         feed.follow()
         feed.timer.record(feed.steps, within_epoch=feed.within_epoch)
-        if feed.live is not None:
-            self._advance(feed)
-        elif feed.within_epoch and not feed.done and feed.is_due():
-            self._begin(feed)
+        try:
+            if feed.live is not None:
+                self._advance(feed)
+            elif feed.within_epoch and not feed.done and feed.is_due():
+                self._begin(feed)
+        except Exception as error:  # noqa: BLE001  what else listens to the fit goes on
+            feed.done, feed.live = True, None
+            self.report_error(error)
 
     def on_batch(self, feed: LoaderFeed, *, follows: bool) -> bool:
         """Tune a DataLoader as its next batch is asked for, if it is time; return whether it may still be tuned.

@@ -75,9 +75,10 @@ class _Outcome(NamedTuple):
     @property
     def prepares_s(self) -> float:
         """Time until it compiles, reads or trains: of imports, which no remedy changes and each run takes anew."""
-        segments = goodput(phases(self.run)).segments.sort("start_ps")
-        before = segments.filter(pl.col("account").is_in(_BEFORE).cum_min(), account="preparation")
-        return float(before["dur_ps"].sum()) / 1e12
+        run = goodput(phases(self.run))
+        is_before = pl.col("account").is_in(_BEFORE).cum_min().over("host")
+        before = run.segments.sort("start_ps").filter(is_before, account="preparation")
+        return float(before["dur_ps"].sum()) / run.hosts / 1e12
 
     @property
     def values(self) -> list[np.ndarray[Any, Any]]:
