@@ -49,8 +49,8 @@ def estimated_overhead(share: float, interval: tuple[float, float] | None = None
     >>> estimated_overhead(0.013), estimated_overhead(0.0001, (0.0, 0.021))
     ('1.3 % of run time (estimated)', 'under 0.1 % of run time (estimated, 0.0 to 2.1 %)')
     """
-    bounds = "" if interval is None else f", {100 * interval[0]:.1f} to {percent(interval[1], 1)}"
-    return f"{percent(share or 1e-9, 1)} of run time (estimated{bounds})"
+    bounds = "" if interval is None else f", {100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
+    return f"{percent(max(share, 1e-9), 1)} of run time (estimated{bounds})"
 
 
 OF_STEPS = "of step time without waits"

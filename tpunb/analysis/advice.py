@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import suppress
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -15,6 +16,7 @@ from tpunb.analysis.calls import call_metrics
 from tpunb.analysis.causes import CAUSES, LISTED_SHARE, NAMED_SHARE, SAVES, Cause, Remedy
 from tpunb.analysis.goodput import Goodput, goodput, totals
 from tpunb.analysis.metrics import (
+    WAITS,
     account_metrics,
     crowding_of_waits,
     importing_ps,
@@ -304,6 +306,9 @@ def _in_words(cause: Cause, row: dict[str, Any], run_ps: float, run: Goodput | N
         whole = f"{duration(saves_ps or 0)} of {duration(run_ps)} step time"
         texts["took"] = whole if run is None else took(run, saves_ps or 0)
         account = cause.account or "productive"
+        if run is not None and cause.name in ("program code", "waits for another thread"):  # of one account
+            waits = pl.col("place").str.contains(WAITS).fill_null(value=False)
+            run = replace(run, places=run.places.filter(waits == (cause.name != "program code")))
         if run is not None and cause.of != "host":
             place = mostly(run, row["account"] if cause.of == "account" else account)
             line = next(iter(_sampled_places(run, account)), "")
@@ -382,7 +387,7 @@ def _is_around(run: Goodput, place: str) -> bool:
 
 def _sampled_places(run: Goodput, account: str, most: int = 1) -> list[str]:
     """Return the places of most samples in an account, the most frequent line of each of `most` functions at most."""
-    # none while devices compute, nor in steps slower than usual: their samples show where all steps are
+    # none in steps slower than usual: their samples show where all steps are
     places = run.places.filter(account=account).drop_nulls("place")
     places = places.with_columns(share=pl.col("samples") / pl.col("samples").sum())
     by_function = places.group_by(FUNCTION_OF.alias("of"), maintain_order=True)

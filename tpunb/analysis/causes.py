@@ -456,7 +456,7 @@ _OF_STEPS = (
         no_fault="its operations are of no interest", of="phase"),
     Cause(
         "T312", STANDING, STANDING, saves=pl.col("standing"),
-        sentence="The training stood still for {took}{mostly}, see standing.json of the run for what each thread did",
+        sentence="The training stood still for {took}{mostly}",
         remedies=(),
         evidence=f"{_CLOCK}no step, and nothing at work that may last; stacks of all threads",
         source="no step for the longer of 15 s and ten usual steps", no_fault="it was paused on purpose"),

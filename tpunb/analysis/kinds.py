@@ -68,7 +68,7 @@ def kinds_text(phases: Phases, run: Goodput) -> str | None:
 def _updates(steps: Steps, parts: pl.DataFrame) -> pl.DataFrame | None:
     """Return the parts of steps that lead to an update each, by optimizer; None if one takes all gradients."""
     run = None if steps.read_run_events is None else steps.read_run_events()
-    if run is None or not are_whole(run):
+    if run is None or not are_whole(run) or {*run.events["host"]} != {*parts["host"]}:  # of each rank
         return None
     events = run.events.filter(pl.col("event").is_in(["gradient", "update"])).sort("end_ps", maintain_order=True)
     gradients = (pl.col("event") == "gradient").cum_sum().over("host")
@@ -93,7 +93,7 @@ def _updates(steps: Steps, parts: pl.DataFrame) -> pl.DataFrame | None:
     for host, key, what, place in within.select("host", "key", "what", "place").iter_rows():
         at = places.get((host, place))
         name = f"{names.get((host, what), 'an optimizer')}{f' at {at}' if at else ''}"
-        others = sum(kind.startswith(name) for kind in optimizers.values())
+        others = sum(kind.partition(" (")[0] == name for kind in optimizers.values())
         kinds.append(optimizers.setdefault((host, key), f"{name} ({others + 1})" if others else name))
     end = pl.when(pl.struct("host", "step").is_last_distinct()).then("end").otherwise("until")
     return within.with_columns(kind=pl.Series(kinds, dtype=pl.String), start=pl.coalesce(before, "start"), end=end)

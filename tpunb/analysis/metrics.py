@@ -28,7 +28,7 @@ from tpunb.signals import DATA_END, NEW_ITERATOR, WORKERS_START
 from tpunb.step_stats.batch_size import padding_of
 from tpunb.step_stats.boundaries import is_primitive
 from tpunb.step_stats.launches import sync_place
-from tpunb.step_stats.sample_places import WORKS
+from tpunb.step_stats.sample_places import WORKS, line_of
 from tpunb.step_stats.step_fold import LOOP_CALLS
 from tpunb.text import plural
 
@@ -64,7 +64,7 @@ _LONGEST = 300  # characters of a name that are matched
 _FEWEST_LOADS, _STEADY, _GROWN = 3, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
 _FEWEST_SLOWING, _RISES = 20, 0.7  # steps; rank correlation of their processor time with their number
 _IMPORTS = r" ← import | \(imports\)$"
-_WAITS = r" waits for | ← .*\.(get|put|join|wait|result|acquire|recv|communicate|poll)$"  # for a thread or process
+WAITS = r" waits for | ← .*\.(get|put|join|wait|result|acquire|recv|communicate|poll)$"  # for a thread or process
 _SLEEP = " ← time.sleep"  # which no processor shortens
 _COLLECTS = r" ← (gc\.)?collect$"
 _CALLS = r" ← .*\bmodel(\.predict|\.predict_on_batch)?$"  # in a callback
@@ -357,8 +357,9 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     at most) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an
     hour, if steady, to ``memory`` in bytes;
     ``crowding``, the share of the processors that other programs used while none was free; ``eager``, what runs steps
-    operation by operation; ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "thread"
-    if code waits for one, "collector" if it collects garbage; ``collects``, "program" if that collects garbage itself;
+    operation by operation; ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``,
+    "collector" if code between steps collects garbage; ``awaited_at``, what it waits for, ``waited``;
+    ``collects``, "program" if that collects garbage itself;
     ``calls``, "model" if callbacks mostly call one; ``evaluates``: "predict", "mode" if no batch is evaluated, or
     "batches"; ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and ``retraced``,
     what took most of it, with ``callback_ps``, the ``reason`` of retracing, how often ``again``, and what had
@@ -413,7 +414,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken["validating"] = int(validating["time_ps"].sum()) // run.hosts
     taken["of_arrays"] = taken["anew"] if traits(phases.steps)["data"] == "arrays" else 0  # Keras' own, no slow input
     taken["importing"] = importing_ps(run)
-    waits = run.places.filter(pl.col("account") == "program code", pl.col("place").str.contains(_WAITS))
+    waits = run.places.filter(pl.col("account") == "program code", pl.col("place").str.contains(WAITS))
     taken["waited"] = round(taken["code"] * waits["share"].sum())
     awaited = waits["place"].str.extract(r" waits for .* in (\w+)").drop_nulls()  # those with most samples are first
     awaited_at = f"{awaited[0]} in another thread" if len(awaited) else "another thread or process"
@@ -460,7 +461,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         "waits": "collector" if _is_mostly_at(run.places, "program code", _COLLECTS) else None,
         "awaited_at": awaited_at,
         "evaluates": _evaluates(phases.steps),
-        "collects": "program" if 2 * _share_at(run.places, _COLLECTS) * run.wall_ps > taken["collecting"] else None,
+        "collects": "program" if _collects(phases.steps, run) else None,
         "calls": "model" if _is_mostly_at(run.places, "callbacks", _CALLS) else None,
         "save_ps": taken["saving"] / saves if saves else None,
         "save_every_ps": run.wall_ps / saves if saves else None,
@@ -490,10 +491,20 @@ def _is_mostly_at(places: pl.DataFrame, account: str, pattern: str) -> bool:
     return bool(sampled.filter(pl.col("place").str.contains(pattern))["samples"].sum() > sampled["samples"].sum() / 2)
 
 
-def _share_at(places: pl.DataFrame, pattern: str) -> float:
-    """Return the share of all samples that are at places of a pattern."""
-    there = int(places.filter(pl.col("place").str.contains(pattern))["samples"].sum())
-    return there / max(int(places["samples"].sum()), 1)
+def _collects(steps: Steps, run: Goodput) -> bool:
+    """Return whether most of the time of collections is of lines that call gc.collect(), where a sample saw that."""
+    seen = run.places.filter(pl.col("place").str.contains(_COLLECTS))
+    if steps.read_run_events is None:  # of an earlier version
+        share = int(seen["samples"].sum()) / max(int(run.places["samples"].sum()), 1)
+        collecting = run.frame.filter(account="step time deviation", detail="garbage collection")
+        return bool(2 * share * run.wall_ps > int(collecting["time_ps"].sum()) / run.hosts)
+    lines = seen["place"].str.replace(_COLLECTS, "").to_list()
+    found = steps.read_run_events()
+    places = {(host, number): line_of(*place) for host, number, *place in found.places.rows()}
+    time = pl.col("end_ps") - pl.col("start_ps")
+    events = found.events.filter(pl.col("event") == "collect").select("host", "place", time=time)
+    there_ps = sum(time_ps for host, place, time_ps in events.rows() if places.get((host, place)) in lines)
+    return bool(2 * there_ps > events["time"].sum())
 
 
 def _evaluates(steps: Steps) -> str:
@@ -769,14 +780,14 @@ def _retraced(steps: Steps, hosts: int) -> tuple[str | None, str | None, int, in
     first, later = (begun.slice(at).first() for at in (0, LOOP_CALLS))
     loops = pl.col("start_ps") >= pl.when(of_library).then(later).otherwise(first or 0)
     more = spans.filter(loops, repeated | pl.col("reason").is_not_null()).group_by("name", maintain_order=True)
-    often = pl.col("work").unique_counts().max()
+    often = pl.struct("host", "work").unique_counts().max()
     times = more.agg(pl.col("dur_ps").sum(), pl.col("reason").drop_nulls().last(), often=often)
     # a library has functions of one name for training, evaluation and prediction
     is_other = (pl.col("reason") == NEW_FUNCTION).fill_null(value=False) & (pl.col("often") < LOOP_CALLS)
     times = times.filter(~is_other).sort("dur_ps", descending=True, maintain_order=True)
     if times.is_empty():
         return None, None, 0, 0
-    return times["name"][0], times["reason"][0], int(times["dur_ps"].sum()) // hosts, times["often"][0] // hosts
+    return times["name"][0], times["reason"][0], int(times["dur_ps"].sum()) // hosts, times["often"][0]
 
 
 def _rebuilt(steps: Steps, hosts: int) -> tuple[int, int]:

@@ -302,7 +302,7 @@ class _Writer:
 
     @property
     def _kinds(self) -> Iterator[dict[str, Any]]:
-        for kind, count, time_ps, every_ps in kinds_of(self.phases).iter_rows():
+        for kind, count, time_ps, every_ps in kinds_of(self.phases).head(_PHASES).iter_rows():
             times = {"time": self._part(time_ps, "kinds"), "every": _time(every_ps, "kinds")}
             yield {"kind": plain(cut(kind, _TEXT)), "count": count, **times}
 

@@ -96,7 +96,7 @@ def _plot(sweep: pl.DataFrame, curve: Curve, x: alt.X) -> alt.LayerChart:
     elif sweep[curve.column].dtype.is_integer():
         y = y.axis(_counts(sweep[curve.column]))
     elif not curve.percent_of:
-        y = y.scale(zero=False)
+        y = y.scale(zero=curve.column != "bic")
     base, choice = rows_of(sweep).encode(x=x, y=y), rows_of(sweep.filter("chosen")).encode(x=x)
     layers = [
         choice.mark_rule(strokeDash=[4, 3]),

@@ -124,7 +124,7 @@ class StandingWatch:
         """Learn how long the program may be at a place without a step."""
         if (standing := self.current) is not None:
             self.current = None
-            self._usual_ns[self._place] = max(self._usual_ns.get(self._place, 0), now_ns - standing.since_ns)
+            self._usual_ns[self._place] = max(self._usual_ns.get(self._place, 0), now_ns - self._since_ns)
             self._record(standing.recorded_ns, now_ns, None)
 
     def _limit_ns(self) -> tuple[bool, float]:

@@ -144,7 +144,10 @@ class ExplorerState:
         """The verdict with its remedy and what weakens it; None without a record of the wall time."""
         judged, weak = self.verdict, phase_view.warnings(self.goodput)
         if self.profile is not None and self.profile.standing is not None:
-            weak = [f"The training {self.profile.standing._replace(place=None)}.", *weak]
+            weak = [
+                f"The training {self.profile.standing._replace(place=None)}; standing.json has what each thread did.",
+                *weak,
+            ]
         return None if judged is None else face.answer(judged, weak, self.steps)
 
     @property
