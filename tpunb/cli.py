@@ -365,18 +365,15 @@ def _print_end(folder: str, runs: Mapping[str, Process], ending: str | None, ear
         _print(sentence)
 
 
-_ASKS_S = 20.0
-_ASKS = """import sys
-from tpunb.analysis.run import phases
-from tpunb.analysis.verdict import verdict
-print(verdict(phases(sys.argv[1])) or "")"""
+_REPORT_S = 20.0
 
 
 def _first_sentence(run: str) -> str | None:
-    """Return what took the time of a run; None where that is not known, or what reads runs is not installed."""
-    with suppress(OSError, subprocess.SubprocessError):  # a process of its own, which may take no longer
-        asked = subprocess.run([sys.executable, "-c", _ASKS, run], capture_output=True, text=True, timeout=_ASKS_S)
-        return asked.stdout.strip() or None
+    """Return the verdict of a run's report; None if it takes long, or what reads runs is not installed."""
+    report = [sys.executable, "-P", "-m", "tpunb", "report", run, "--json"]  # imports nothing of the working directory
+    with suppress(OSError, subprocess.SubprocessError, ValueError, KeyError):
+        shown = subprocess.run(report, capture_output=True, text=True, timeout=_REPORT_S).stdout
+        return str(json.loads(shown)["verdict"]["sentence"])
     return None
 
 
