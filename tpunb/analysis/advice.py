@@ -16,7 +16,6 @@ from tpunb.analysis.calls import call_metrics
 from tpunb.analysis.causes import CAUSES, LISTED_SHARE, NAMED_SHARE, SAVES, Cause, Remedy
 from tpunb.analysis.goodput import Goodput, goodput, totals
 from tpunb.analysis.metrics import (
-    WAITS,
     account_metrics,
     crowding_of_waits,
     importing_ps,
@@ -306,9 +305,8 @@ def _in_words(cause: Cause, row: dict[str, Any], run_ps: float, run: Goodput | N
         whole = f"{duration(saves_ps or 0)} of {duration(run_ps)} step time"
         texts["took"] = whole if run is None else took(run, saves_ps or 0)
         account = cause.account or "productive"
-        if run is not None and cause.name in ("program code", "waits for another thread"):  # of one account
-            waits = pl.col("place").str.contains(WAITS).fill_null(value=False)
-            run = replace(run, places=run.places.filter(waits == (cause.name != "program code")))
+        if run is not None and cause.places is not None:
+            run = replace(run, places=run.places.filter(cause.places))
         if run is not None and cause.of != "host":
             place = mostly(run, row["account"] if cause.of == "account" else account)
             line = next(iter(_sampled_places(run, account)), "")

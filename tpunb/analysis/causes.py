@@ -75,6 +75,8 @@ class Cause:
         Level of its sums: "account", "run", "phase", "devices" (of phases), "roofline" (of phases), "call" or "host".
     when
         Condition, beside that it saves enough of the run to be listed.
+    places
+        Places of the account that are its own, where another cause has the others.
     """
 
     id: str
@@ -88,6 +90,7 @@ class Cause:
     no_fault: str
     of: str = "run"
     when: pl.Expr = pl.lit(value=True)  # noqa: RUF009 - an expression never changes
+    places: pl.Expr | None = None
 
     @property
     def needs(self) -> list[str]:
@@ -128,6 +131,12 @@ NAMED_SHARE = 0.1
 """Share of run time from which a waste is one."""
 LISTED_SHARE = 0.02
 """Share of run time from which a saving, or an account, is listed."""
+WAITS = (
+    pl.col("place")
+    .str.contains(r" waits for | ← .*\.(get|put|join|wait|result|acquire|recv|communicate|poll)$")
+    .fill_null(value=False)
+)
+"""Places where a thread waits for another thread or process."""
 _UNKNOWN = pl.lit(None, pl.Float64)
 _HIGH = 0.7  # share of MXU peak or HBM bandwidth that XProf's smart suggestions call high
 _LOW = 0.5  # and low
@@ -521,7 +530,7 @@ _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, 
 
 _OF_THE_PROGRAM = (
     Cause(
-        "T401", "program code", "program code", saves=pl.col("code") - pl.col("waited"),
+        "T401", "program code", "program code", saves=pl.col("code") - pl.col("waited"), places=~WAITS,
         sentence="Code of the program took {took}{mostly}",
         remedies=(
             Remedy(
@@ -605,7 +614,7 @@ _OF_THE_PROGRAM = (
         evidence=f"{_CLOCK}from the mode of a model to evaluate until that to train; no batch is fetched in it",
         source="as T101", no_fault="the moves are what the policy learns from"),
     Cause(
-        "T410", "program code", "waits for another thread", saves=pl.col("waited"),
+        "T410", "program code", "waits for another thread", saves=pl.col("waited"), places=WAITS,
         sentence="The training waited {took} for {awaited_at}{mostly}",
         remedies=(Remedy("make what it waits for faster, or share its work among processes"),),
         evidence=f"{_CLOCK}time between steps; samples of the thread that trains, and of those that work meanwhile",

@@ -18,6 +18,8 @@ KINDS = {
     "time_ps": pl.Int64(),  # mean over the hosts
     "every_ps": pl.Int64(),  # mean time from one to the next
 }
+MOST_KINDS = 5
+"""Kinds that are listed."""
 _ACTS = "a model in its mode to evaluate"
 _NO_TRAINING = (EVALUATION, "predict")
 
@@ -60,7 +62,7 @@ def kinds_text(phases: Phases, run: Goodput) -> str | None:
     parts = [
         f"{cut(plain(kind), 80)} {duration(time_ps)} ({percent(time_ps / max(run.wall_ps, 1))} of run time), once in "
         f"{duration(every_ps)}"
-        for kind, _, time_ps, every_ps in kinds_of(phases).iter_rows()
+        for kind, _, time_ps, every_ps in kinds_of(phases).head(MOST_KINDS).iter_rows()
     ]
     return f"Kinds of steps: {'; '.join(parts)}" if parts else None
 

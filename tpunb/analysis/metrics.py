@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 import polars as pl
 
-from tpunb.analysis.causes import LISTED_SHARE, NAMED_SHARE
+from tpunb.analysis.causes import LISTED_SHARE, NAMED_SHARE, WAITS
 from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
 from tpunb.analysis.roofline import Roofline, device_of
 from tpunb.analysis.run import Run, loaded, steps
@@ -64,7 +64,6 @@ _LONGEST = 300  # characters of a name that are matched
 _FEWEST_LOADS, _STEADY, _GROWN = 3, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
 _FEWEST_SLOWING, _RISES = 20, 0.7  # steps; rank correlation of their processor time with their number
 _IMPORTS = r" ← import | \(imports\)$"
-WAITS = r" waits for | ← .*\.(get|put|join|wait|result|acquire|recv|communicate|poll)$"  # for a thread or process
 _SLEEP = " ← time.sleep"  # which no processor shortens
 _COLLECTS = r" ← (gc\.)?collect$"
 _CALLS = r" ← .*\bmodel(\.predict|\.predict_on_batch)?$"  # in a callback
@@ -414,7 +413,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken["validating"] = int(validating["time_ps"].sum()) // run.hosts
     taken["of_arrays"] = taken["anew"] if traits(phases.steps)["data"] == "arrays" else 0  # Keras' own, no slow input
     taken["importing"] = importing_ps(run)
-    waits = run.places.filter(pl.col("account") == "program code", pl.col("place").str.contains(WAITS))
+    waits = run.places.filter(WAITS, account="program code")
     taken["waited"] = round(taken["code"] * waits["share"].sum())
     awaited = waits["place"].str.extract(r" waits for .* in (\w+)").drop_nulls()  # those with most samples are first
     awaited_at = f"{awaited[0]} in another thread" if len(awaited) else "another thread or process"

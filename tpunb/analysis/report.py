@@ -14,7 +14,7 @@ import polars as pl
 
 from tpunb.analysis.advice import advise, tried_on
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals, works
-from tpunb.analysis.kinds import kinds_of
+from tpunb.analysis.kinds import MOST_KINDS, kinds_of
 from tpunb.analysis.rates import Rates, phase_rates, rate_figures, rate_lines, rate_metrics, rates_of, run_cost
 from tpunb.analysis.run import OfRun, Run, loaded, phases
 from tpunb.analysis.time_line import INSIDE_STEPS
@@ -302,7 +302,7 @@ class _Writer:
 
     @property
     def _kinds(self) -> Iterator[dict[str, Any]]:
-        for kind, count, time_ps, every_ps in kinds_of(self.phases).head(_PHASES).iter_rows():
+        for kind, count, time_ps, every_ps in kinds_of(self.phases).head(MOST_KINDS).iter_rows():
             times = {"time": self._part(time_ps, "kinds"), "every": _time(every_ps, "kinds")}
             yield {"kind": plain(cut(kind, _TEXT)), "count": count, **times}
 
