@@ -36,7 +36,7 @@ def draw(chromium: str | None = None) -> None:
         for scheme in ("light", "dark"):
             view = browser.new_page(viewport={"width": 1100, "height": 900}, color_scheme=scheme)
             view.goto(page.as_uri())
-            view.get_by_text("How phases were found").wait_for()
+            view.get_by_text("How phases were found").click()
             view.wait_for_timeout(2_000)  # until Vega has drawn
             view.screenshot(path=HERE / f"explorer-{scheme}.png", full_page=True, clip=TOP)
         browser.close()
