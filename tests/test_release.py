@@ -1,4 +1,4 @@
-"""What a release is: light for whoever records, small, of one version, tried in a bare environment."""
+"""A release: few dependencies to record, a small wheel, one version, a trial in a bare environment."""
 
 import json
 import runpy

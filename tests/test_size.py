@@ -11,7 +11,7 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 6_380,
+    "analysis": 6_385,
     "charts": 1_675,
     "checkpoint": 1_875,
     "cluster": 2_070,
@@ -33,7 +33,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
 LINES, FILES = 67_890, 283  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
-README_WORDS, PAGES, WORDS = 700, 12, 18_120  # of README; of docs beside what is generated or for machines
+README_WORDS, PAGES, WORDS = 700, 12, 18_050  # of README; of docs beside what is generated or for machines
 GENERATED = {"SKILL.md", "causes.md", "glossary.md", "index.md", "wrapped.md"}
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
