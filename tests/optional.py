@@ -12,6 +12,9 @@ class _Module:
             raise AttributeError(attribute)
         return getattr(pytest.importorskip(self._name), attribute)
 
+    def __bool__(self):
+        return bool(pytest.importorskip(self._name))
+
 
 def lazy(name):
     """Return what stands for a module: its first use imports it, and skips the test where it is not installed."""

@@ -19,9 +19,8 @@ ROWS = 44  # eleven batches of four
 
 def dataset(kind=None):
     """Return a dataset of rows; a kind changes what an item is."""
-    from torch.utils.data import Dataset
 
-    class Rows(Dataset):
+    class Rows(torch.utils.data.Dataset):
         def __init__(self):
             self.x = torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(3))
             self.scale = 1.0
