@@ -1,13 +1,14 @@
-"""Compare what `tpunb try` says that a remedy saves with what the repaired program saves.
+"""Compare what `tpunb try` says that a remedy saves with what it saves when it is done by hand.
 
-``python benchmarks/tried.py [--quick] [--programs NAME,...] [--budget SECONDS]``: programs of `programs.wastes` whose
-remedy is tried without a change of the program, and ones without a waste, with a change that gains nothing there; each
-run is a process of its own. Run it alone on the machine. The last line is one JSON object of pairs (number, of):
+``python benchmarks/tried.py [--quick] [--programs NAME,...] [--budget SECONDS]``: the wasteful programs of
+`programs.advised`, whose remedy is tried without a change of the program, and ten programs of `programs.wastes` without
+a waste, with a change that gains nothing there; each run is a process of its own. Run it alone on the machine. The last
+line is one JSON object of pairs (number, of):
 
 ``applied``
-    Programs with a waste for which the remedy was applied, and the program ran to its end.
+    Wasteful programs for which the run advised the remedy, the trial applied it, and the program ran to its end.
 ``gain``
-    Of these, those whose gain is within a fifth of that of the repaired program, or both within 2 % of the run.
+    Of these, those whose gain is within a fifth of that of the remedy by hand, or both within 2 % of the run.
 ``promise``
     Of these, those in which the saving that the advice promised is within a fifth of the gain.
 ``output``
@@ -34,24 +35,22 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.extend(map(str, (ROOT,)))
 
-WASTES = (
-    *("torch_slow_dataset", "torch_starts_workers_each_epoch", "torch_detects_anomalies", "torch_tokenizes_each_epoch"),
-    *("torch_reads_csv_rows", "torch_augments_in_python", "torch_saves_often", "torch_loads_tensors_one_by_one"),
-    *("jax_jit_in_each_step", "jax_collects_garbage", "jax_computes_in_double", "jax_line_search"),
-    *("keras_eager", "keras_predicts_in_each_step", "keras_saves_often", "keras_validates_often"),
-    *("keras_tiny_batches", "keras_without_cache", "tensorflow_reads_in_one_thread", "tensorflow_function_in_a_loop"),
-)
+from programs import advised  # noqa: E402
+
 HEALTHY = {
     **dict.fromkeys(("torch_healthy", "torch_healthy_convolution", "torch_healthy_recurrent"), "no_collect"),
     **dict.fromkeys(("jax_healthy", "jax_healthy_scan", "jax_healthy_perceptron"), "wrapped_once"),
     **dict.fromkeys(("keras_healthy", "tensorflow_healthy", "keras_healthy_executions"), "no_collect"),
     "torch_healthy_loader": "rows_at_once",
 }
-QUICK = ("torch_slow_dataset", "torch_healthy")
+QUICK = ("torch_reads_slow_storage", "torch_healthy")
 
 
-def train(name: str, repaired: bool) -> None:
+def train(name: str, by_hand: bool) -> None:
     """Run a program in this process."""
+    if name in advised.REMEDIES:
+        getattr(advised, name)(by_hand)
+        return
     from programs.wastes import PROGRAMS, jax_loops, keras_fits, torch_loops  # noqa: F401
 
     class Run:
@@ -64,7 +63,7 @@ def train(name: str, repaired: bool) -> None:
         def __getattr__(self, _: str) -> Any:
             return lambda *_, **__: contextlib.nullcontext()
 
-    PROGRAMS[name].train(Run(), repaired)
+    PROGRAMS[name].train(Run(), False)
 
 
 def digest() -> str:
@@ -75,52 +74,57 @@ def digest() -> str:
 
 def tried(name: str, budget_s: float) -> dict[str, Any]:
     """Return the figures of one program, and print them."""
-    from tpunb.errors import TpunbError
+    from tpunb.analysis.run import phases
     from tpunb.tuning import tried as trials
+
+    def program(*options: str) -> trials._Program:
+        (own := Path(folder, str(len(options)))).mkdir()
+        return trials._Program([*command, *options], ROOT, own, writes=False)
 
     command = [sys.executable, str(Path(__file__).resolve()), "--train", name]
     with tempfile.TemporaryDirectory() as folder:
+        as_it_is = program()
+        first = as_it_is.run()
+        until_s = time.monotonic() + budget_s
+        trial = trials._Trials(as_it_is, first, until_s, None)
         if change := HEALTHY.get(name):
-            program = trials._Program(command, ROOT, Path(folder), writes=False)
-            until_s = time.monotonic() + budget_s
-            each = trials._Trials(program, program.run(), until_s, None).of(
-                {"trial": change, "id": "T001", "action": change, "saves_ps": None}
-            )
-            print(f"{name}: {each}", flush=True)
-            return {"no_gain": each.decision in ("not faster", "undecided") and (each.low_s or 0) <= 0}
-        try:
-            found = trials.try_remedies(None, command, budget_s=budget_s, say=lambda line: print(f"{name}: {line}"))
-        except TpunbError as error:
-            print(f"{name}: {error}", flush=True)
+            found = trial.of({"trial": change, "id": "T001", "action": change, "saves_ps": None})
+            print(f"{name}: {found}", flush=True)
+            return {"no_gain": found.decision in ("not faster", "undecided") and (found.low_s or 0) <= 0}
+        if first.error:
+            print(f"{name}: {first.error}", flush=True)
             return {"applied": False}
-        each = max(found, key=lambda one: one.promised_s or 0.0, default=None)
-        if each is None or each.before_s is None:
+        rows = {row["trial"]: row for row in trials._chosen(phases(first.run))}
+        if (row := rows.get(advised.REMEDIES[name])) is None:
+            print(f"{name}: advised {[*rows]}: {trials._first_sentence(phases(first.run))}", flush=True)
             return {"applied": False}
-        runs = []
-        for number, option in enumerate([[], ["--repaired"]]):
-            (own := Path(folder, f"program{number}")).mkdir()
-            program = trials._Program([*command, *option], ROOT, own, writes=False)
-            runs.append([program.run() for _ in range(2)])
-        pairs = [trials._compared(one, other) for one, other in zip(*runs, strict=True)]
-        twin_s = sum(one - other for one, other in pairs) / len(pairs)
-    saved_s = each.before_s - each.after_s
-    print(f"{name}: saved {saved_s:.2f} s, repaired {twin_s:.2f} s, promised {each.promised_s or 0:.2f} s", flush=True)
-    near = abs(saved_s - twin_s) <= max(0.2 * abs(twin_s), 0.02 * each.before_s)
-    promise = each.promised_s is not None and abs(each.promised_s - saved_s) <= 0.2 * abs(saved_s)
-    return {"applied": True, "gain": near, "promise": promise, "output": each.output != "unknown"}
+        found = trial.of(row)
+        print(f"{name}: {found}", flush=True)
+        if found.before_s is None or found.after_s is None:
+            return {"applied": False}
+        repaired = program("--by-hand")
+        if row["trial"] == "kept_programs":  # what is kept is made first
+            repaired.run()
+        pairs = [trials._compared(one, repaired.run()) for one in trial._plain[:2]]
+        by_hand_s = sum(one - other for one, other in pairs) / len(pairs)
+    saved_s, promised_s = found.before_s - found.after_s, found.promised_s
+    print(f"{name}: saved {saved_s:.2f} s, by hand {by_hand_s:.2f} s, promised {promised_s or 0:.2f} s", flush=True)
+    near = abs(saved_s - by_hand_s) <= max(0.2 * abs(by_hand_s), 0.02 * found.before_s)
+    promise = promised_s is not None and abs(promised_s - saved_s) <= 0.2 * abs(saved_s)
+    return {"applied": True, "gain": near, "promise": promise, "output": found.output != "unknown"}
 
 
 def main() -> None:
     """Print what was tried, and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two programs, 60 s each")
-    parser.add_argument("--programs", default=",".join([*WASTES, *HEALTHY]), help="names, separated by commas")
+    parser.add_argument("--programs", default=",".join([*advised.REMEDIES, *HEALTHY]), help="separated by commas")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds for each program")
     parser.add_argument("--train", help=argparse.SUPPRESS)
-    parser.add_argument("--repaired", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--by-hand", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
-        train(options.train, options.repaired)
+        train(options.train, options.by_hand)
         return
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
     before, names = digest(), QUICK if options.quick else options.programs.split(",")

@@ -13,7 +13,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis.calls import call_metrics
-from tpunb.analysis.causes import CAUSES, LISTED_SHARE, NAMED_SHARE, SAVES, Cause, Remedy
+from tpunb.analysis.causes import CAUSES, HANDOVER_PS, LISTED_SHARE, NAMED_SHARE, SAVES, Cause
 from tpunb.analysis.goodput import Goodput, goodput, totals
 from tpunb.analysis.metrics import (
     account_metrics,
@@ -42,12 +42,16 @@ PLACES = 2
 _FUNCTION = pl.col("place").str.extract(r"^(.+:\d+ in [^ ]+)", 1).str.replace(r":\d+", "")
 FUNCTION_OF = _FUNCTION.fill_null(pl.col("place"))
 """File and function of a place."""
+_OF_CAUSE = ("id", "rule", "wasted_ps", "saves_ps", "action", "trial")
 _ONCE = ("preparation", "program startup", "checkpoint restore", "data loading", PEERS)  # also beside the training
 _LATE = ("long startup", "preparation", "crowded steps")  # causes of what is paid once, or no fault of the program
 _PARTLY = {remedy.action for each in CAUSES for remedy in each.remedies if remedy.is_part}  # tried: the rest may help
 _LATE_ACCOUNTS = ("preparation", "program startup")
 _NO_WASTE = ("productive", "profiler", "tuning", "resuming")
-_SCHEMA = {**schema.ADVICE, "trial": pl.String(), "account": pl.String(), "late": pl.Boolean()}
+_SCHEMA = {
+    **schema.ADVICE,
+    **{"wasted_ps": pl.Int64(), "trial": pl.String(), "account": pl.String(), "late": pl.Boolean()},
+}
 
 
 def advise(
@@ -153,7 +157,7 @@ def _ranked(rows: pl.DataFrame, steps: Steps) -> pl.DataFrame:
         *((pl.col("id") == each["cause"]) & (pl.col("action") == each["action"]) for each in refuted),
     ).fill_null(value=False)
     rows = rows.with_columns(pl.when(~is_refuted).then(name).alias(name) for name in ("action", "trial"))
-    return rows.sort("late", "saves_ps", descending=[False, True], nulls_last=True, maintain_order=True)
+    return rows.sort("late", "wasted_ps", descending=[False, True], nulls_last=True, maintain_order=True)
 
 
 def _of_hosts(hosts: Hosts, run: Goodput | None) -> pl.DataFrame:
@@ -183,7 +187,9 @@ def advise_phases(phases: Phases) -> pl.DataFrame:
 
 def _of_phases(phases: Phases, roof: Roofline | None, run: Goodput | None) -> pl.DataFrame:
     metrics = scale_metrics(phase_metrics(phases), phases, roof)
-    metrics = metrics.with_columns(pl.lit(text, pl.String).alias(name) for name, text in traits(phases.steps).items())
+    texts = {**traits(phases.steps), "processors": phases.steps.metadata.get("processors")}
+    metrics = metrics.with_columns(pl.lit(text, pl.String).alias(name) for name, text in texts.items())
+    metrics = metrics.with_columns(working=1 - pl.col("input"), handing=HANDOVER_PS / pl.col("step_ps"))
     if run is not None:  # no more than the account has
         most = (pl.col("account_ps") / pl.col("typical_ps")).fill_null(0.0)
         metrics = metrics.join(_idle_in_steps(run), on="phase", how="left", maintain_order="left")
@@ -218,19 +224,21 @@ def _applied(level: str, sums: pl.DataFrame, run_ps: float, run: Goodput | None 
     for cause in causes:
         if not applies[cause.id].any():
             continue
-        applied = sums.with_columns(saves_ps=cause.saves.clip(0, 1) * pl.col("typical_ps")).filter(applies[cause.id])
-        applied = applied.with_columns(saved=pl.col("saves_ps") / max(run_ps, 1))
-        applied = applied.filter((pl.col("saved") >= LISTED_SHARE).fill_null(True))
-        remedies = _remedies(cause, applied)
-        for row, remedy in zip(applied.iter_rows(named=True), remedies, strict=True):
+        applied = sums.with_columns(wasted=cause.saves.clip(0, 1)).filter(applies[cause.id])
+        applied = applied.with_columns(wasted_ps=pl.col("wasted") * pl.col("typical_ps"))
+        applied = applied.filter((pl.col("wasted_ps") >= LISTED_SHARE * run_ps).fill_null(True))
+        applied = _with_remedies(cause, applied)
+        for row in applied.iter_rows(named=True):
             account = cause.account or row.get("account")
+            remedy = None if row["remedy"] is None else cause.remedies[row["remedy"]]
             rows.append(
                 {
                     "phase": row["phase"],
                     "id": cause.id,
                     "rule": cause.name,
-                    "saves_ps": None if row["saves_ps"] is None else round(row["saves_ps"]),
-                    "saves": row["saved"],
+                    "wasted_ps": row["wasted_ps"],
+                    "saves_ps": row["saves_ps"],
+                    "saves": None if row["saves_ps"] is None else row["saves_ps"] / max(run_ps, 1),
                     **_in_words(cause, row, run_ps, run),
                     "action": None if remedy is None else remedy.action,
                     "trial": None if remedy is None else remedy.trial,
@@ -239,17 +247,20 @@ def _applied(level: str, sums: pl.DataFrame, run_ps: float, run: Goodput | None 
                 }
             )
     frame = pl.DataFrame(rows, schema=_SCHEMA)
-    return frame.sort("saves_ps", "phase", descending=[True, False], nulls_last=True, maintain_order=True)
+    return frame.sort("wasted_ps", "phase", descending=[True, False], nulls_last=True, maintain_order=True)
 
 
-def _remedies(cause: Cause, applied: pl.DataFrame) -> list[Remedy | None]:
-    """Return the remedy of a cause for each row: the first whose evidence is there."""
-    chosen = pl.lit(None, pl.Int64)
+def _with_remedies(cause: Cause, applied: pl.DataFrame) -> pl.DataFrame:
+    """Add the number of the remedy of each row, the first whose evidence is there, and what it saves."""
+    chosen, saved = pl.lit(None, pl.Int64), pl.col("wasted")
     for number, remedy in reversed([*enumerate(cause.remedies)]):
         fits = pl.lit(value=True) if remedy.when is None else remedy.when
         chosen = pl.when(fits).then(pl.lit(number, pl.Int64)).otherwise(chosen)
-    numbers = applied.with_columns(remedy=chosen)["remedy"]
-    return [None if number is None else cause.remedies[number] for number in numbers]
+        saved = pl.when(fits).then(remedy.saves).otherwise(saved)
+    saves_ps = pl.min_horizontal(saved, "wasted") * pl.col("typical_ps")
+    return applied.with_columns(pl.col("wasted_ps").round().cast(pl.Int64), remedy=chosen).with_columns(
+        saves_ps=pl.when(pl.col("wasted_ps").is_not_null()).then(saves_ps.round().cast(pl.Int64))
+    )
 
 
 def _of_accounts(
@@ -257,7 +268,7 @@ def _of_accounts(
 ) -> pl.DataFrame:
     """Return each account whose time has no known cause, as far as it has none, with the remedy of phases in it."""
     explained = dict(
-        of_run.drop_nulls(["account", "saves_ps"]).group_by("account").agg(pl.col("saves_ps").sum()).rows()
+        of_run.drop_nulls(["account", "wasted_ps"]).group_by("account").agg(pl.col("wasted_ps").sum()).rows()
     )
     crowded_ps = run.frame.filter(detail=OTHERS)["time_ps"].sum() / run.hosts
     rows = []
@@ -277,14 +288,11 @@ def _of_accounts(
     sums = sums.with_columns(excused=excused)
     general = _applied("account", sums, float(run.wall_ps), run)
     inside = of_phases.filter(pl.col("phase").is_not_null()).drop_nulls("account").unique("account", keep="first")
-    inside = inside.select(
-        "account", *(pl.col(name).alias(f"{name}_in") for name in ("id", "rule", "saves_ps", "action", "trial"))
-    )
+    inside = inside.select("account", *(pl.col(name).alias(f"{name}_in") for name in _OF_CAUSE))
     joined = general.join(inside, on="account", how="left", maintain_order="left")
-    is_its = pl.col("saves_ps_in") >= pl.col("saves_ps") / 2
+    is_its = pl.col("wasted_ps_in") >= pl.col("wasted_ps") / 2
     return joined.with_columns(
-        pl.when(is_its).then(f"{name}_in").otherwise(name).alias(name)
-        for name in ("id", "rule", "saves_ps", "action", "trial")
+        pl.when(is_its).then(f"{name}_in").otherwise(name).alias(name) for name in _OF_CAUSE
     ).select(*_SCHEMA)
 
 
@@ -299,11 +307,11 @@ def _in_words(cause: Cause, row: dict[str, Any], run_ps: float, run: Goodput | N
     if "mxu" in texts:  # a lower bound where the FLOPs of some operations are unknown
         counted = row["flops_counted"]
         texts["mxu"] = f"{'at least' if isinstance(counted, float) and counted < _COUNTED else 'only'} {texts['mxu']}"
-    place, line, saves_ps = "", "", row["saves_ps"]
+    place, line, wasted_ps, saves_ps = "", "", row["wasted_ps"] or 0, row["saves_ps"]
     of: str | None = None
     if cause.of in ("run", "host", "account"):
-        whole = f"{duration(saves_ps or 0)} of {duration(run_ps)} step time"
-        texts["took"] = whole if run is None else took(run, saves_ps or 0)
+        whole = f"{duration(wasted_ps)} of {duration(run_ps)} step time"
+        texts["took"] = whole if run is None else took(run, wasted_ps)
         account = cause.account or "productive"
         if run is not None and cause.places is not None:
             run = replace(run, places=run.places.filter(cause.places))

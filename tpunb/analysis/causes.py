@@ -30,6 +30,9 @@ class Remedy:
         What `tpunb try` tries it by; None if it changes the program.
     is_part
         Whether the trial is a part of it: one without gain does not refute the rest.
+    saves
+        Share of the time that it saves at most, from the sums and from ``wasted``, what the cause could save; null if
+        unknown.
     """
 
     text: str
@@ -38,6 +41,7 @@ class Remedy:
     before: str = ""
     trial: Trial | None = None
     is_part: bool = False
+    saves: pl.Expr = pl.col("wasted")  # noqa: RUF009 - an expression never changes
 
     @property
     def action(self) -> str:
@@ -163,6 +167,15 @@ _GENERAL = Cause(
 
 # -- input -------------------------------------------------------------------------------------------------------------
 
+HANDOVER_PS = 2e9
+"""Time that a batch from a worker of a DataLoader takes in the program, and in the worker; measured, of one tensor."""
+_wasted, _handing = pl.col("wasted"), pl.col("handing").fill_null(0)
+# two workers read beside the steps, as far as there are processors
+_with_workers = pl.max_horizontal(
+    _wasted / 2 + _handing, pl.col("working") + _handing,
+    (_wasted + pl.col("working") + 2 * _handing) / pl.col("processors").cast(pl.Float64))
+_by_workers = (_wasted + pl.col("working") - _with_workers).clip(0)
+
 _INPUT = (
     Remedy(
         "the pipeline is tuned already: store prepared data (Dataset.save, TFRecord)",
@@ -187,7 +200,11 @@ _INPUT = (
         when=_is("data", "generator")),
     Remedy(
         "give the DataLoader workers", "DataLoader(..., num_workers=2, persistent_workers=True)",
-        before="DataLoader(dataset, batch_size=32)", when=_is("data", "DataLoader"), trial=Trial.WORKERS),
+        before="DataLoader(dataset, batch_size=32)", when=_is("data", "DataLoader") & (_by_workers > _wasted / 3),
+        trial=Trial.WORKERS, saves=_by_workers),
+    Remedy(
+        "prepare each example once and keep it, or transform whole batches: workers take as long to hand a batch over",
+        when=_is("data", "DataLoader")),
     Remedy(
         "give it more workers (num_workers=), store prepared items, transform whole batches",
         when=_is("data", "DataLoader with workers")),
@@ -558,7 +575,7 @@ _OF_THE_PROGRAM = (
                 when=_is("saves", "background")),
             Remedy(
                 "save less often or in the background; tp.advise(run, failure_every_h=...) computes the interval",
-                trial=Trial.RARE_SAVES)),
+                trial=Trial.RARE_SAVES, saves=0.9 * _wasted)),
         evidence=f"{_CLOCK}saves, as far as the program waits for them",
         source="https://orbax.readthedocs.io/en/stable/guides/checkpoint/async_checkpointing.html",
         no_fault="failures are frequent: `failure_every_h` of `tp.advise` weighs them"),
@@ -585,7 +602,7 @@ _OF_THE_PROGRAM = (
                 before="model.predict(x)", when=_is("evaluates", "predict"), trial=Trial.CALLED_MODEL),
             Remedy(
                 "evaluate every few epochs, or on fewer batches", "model.fit(..., validation_freq=5)",
-                when=_is("framework", "Keras"), trial=Trial.RARE_EVALUATION),
+                when=_is("framework", "Keras"), trial=Trial.RARE_EVALUATION, saves=0.8 * _wasted),
             Remedy("evaluate every few epochs, or on fewer batches")),
         evidence=f"{_CLOCK}evaluations, and steps that only measure",
         source="longer than training, or a fifth of the run",
@@ -670,7 +687,7 @@ _OF_DEVICES = (
         "{reads} of the phase's step time",
         Remedy(
             "call loss.item(), float(loss), print or .cpu() in fewer steps, or one step later",
-            when=_is("framework", "PyTorch"), trial=Trial.RARE_READS),
+            when=_is("framework", "PyTorch"), trial=Trial.RARE_READS, saves=0.9 * _wasted),
         Remedy("read what the device computes in fewer steps, or one step later"),
         evidence=f"{_FULL}idle time after the host waited for the device",
         source="HTA's host wait, up to the time that the host waited before",

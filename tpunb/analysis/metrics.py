@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 import polars as pl
 
-from tpunb.analysis.causes import LISTED_SHARE, NAMED_SHARE, WAITS
+from tpunb.analysis.causes import HANDOVER_PS, LISTED_SHARE, NAMED_SHARE, WAITS
 from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
 from tpunb.analysis.roofline import Roofline, device_of
 from tpunb.analysis.run import Run, loaded, steps
@@ -349,7 +349,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     ``awaiting``, the waits for their first batches, and ``of_arrays``, those of arrays), ``validating`` (waits for
     input of evaluations), ``ended`` (iterators of tf.data), ``starting`` and ``restarting`` (workers of a DataLoader,
     in its first pass and later), ``importing`` (modules, by samples of preparation), ``refitting`` (around and before
-    the steps of fits of one batch), ``stepping`` (steps without waits), ``dispatching`` (of it, what a compiled step
+    the steps of fits of one batch), ``stepping`` (steps without waits), ``working`` (with code and callbacks),
+    ``handing`` (batches over, if workers did), ``dispatching`` (of it, what a compiled step
     would not take; see ``eager``), ``slowing`` (of steps, beyond those of the first quarter) and ``frozen`` (a model
     without gradients, called at ``frozen_at``), ``padding`` (of batches that all have one width), ``double`` (what
     double precision costs at most) and ``unthreaded`` (what ``processors`` beyond the ``threads`` of PyTorch would save
@@ -422,6 +423,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     around_ps = int(run.frame.filter(account="preparation", detail="fit")["time_ps"].sum()) // run.hosts
     taken["refitting"] = around_ps + taken["loading"] if is_fitted else 0
     taken["stepping"] = taken["productive"] + taken["idle"] + times.get("step time deviation", 0)
+    taken["working"] = taken["stepping"] + taken["code"] + taken["callbacks"]
+    taken["handing"] = round(HANDOVER_PS * phases.steps.frame.filter(pl.col("rule") != "whole").height) // run.hosts
     eager = _eager(phases.steps)
     taken["dispatching"] = round(taken["stepping"] * (1 - _in_kernels(phases.steps, eager)))
     frozen_at, taken["frozen"] = _frozen(run, phases.steps)

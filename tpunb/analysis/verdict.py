@@ -80,7 +80,7 @@ def verdict(phases: Phases) -> Verdict | None:
     if phases.steps.wall is None or phases.steps.wall.span_ps <= 0:
         return None
     run, ranked = goodput(phases), candidates(phases)
-    first = _first(phases, run, ranked.filter(pl.col("saves_ps") >= NAMED_SHARE * run.wall_ps))
+    first = _first(phases, run, ranked.filter(pl.col("wasted_ps") >= NAMED_SHARE * run.wall_ps))
     also = [*ranked.filter(pl.col("rule").is_in(_ALSO))["sentence"]]
     if (profiler_ps := run.time_ps("profiler")) >= NAMED_SHARE * run.wall_ps:
         cost = took(run, profiler_ps)

@@ -96,11 +96,28 @@ def begin(stack: ExitStack, run: Any) -> None:
     from tpunb.instrument import remedies
     from tpunb.training import files
 
+    _seed(stack)
     if plan.change:
         remedies.CHANGES[remedies.Trial(plan.change)].apply(stack)
     if not plan.writes and _guards:
         files.listen_to_openers(_guards[0].opened, stack)
     _Output(plan).watch(stack, run)
+
+
+def _seed(stack: ExitStack) -> None:
+    """Let generators begin alike in all runs: PyTorch's do; Keras seeds its own by Python's."""
+    import random
+
+    import numpy as np
+
+    from tpunb.instrument import tensorflow
+
+    def seed(_: ExitStack) -> None:
+        sys.modules["tensorflow"].random.set_seed(0)
+
+    random.seed(0)
+    np.random.seed(0)
+    tensorflow.LIBRARY.on_import(stack, seed)
 
 
 _guards: list[Guard] = []
