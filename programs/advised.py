@@ -355,7 +355,7 @@ def keras_decodes_one_by_one(by_hand: bool) -> None:
     images = tf.stack([tf.io.encode_png(each) for each in pixels])
 
     def read(number: Any) -> Any:
-        x = tf.reshape(tf.cast(tf.io.decode_png(images[number % 4], 3), tf.float32), (-1,))[:64] / 255
+        x = tf.cast(tf.reshape(tf.io.decode_png(images[number % 4], 3), (-1,))[:64], tf.float32) / 255
         return x, x[:1]
 
     parallel = tf.data.AUTOTUNE if by_hand else None

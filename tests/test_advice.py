@@ -30,7 +30,8 @@ import tpunb as tp
 from tpunb import schema
 from tpunb.analysis import CAUSES
 from tpunb.analysis.advice import advise
-from tpunb.analysis.metrics import account_metrics, phase_metrics
+from tpunb.analysis.phase_metrics import phase_metrics
+from tpunb.analysis.run_metrics import account_metrics
 from tpunb.errors import BadProfile
 from tpunb.frames import Steps
 from tpunb.frames.hardware import Device

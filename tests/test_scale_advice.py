@@ -14,7 +14,8 @@ import tpunb as tp
 from tpunb import schema
 from tpunb.analysis import CAUSES, weight_update_ps
 from tpunb.analysis.advice import advise
-from tpunb.analysis.metrics import phase_metrics, scale_metrics
+from tpunb.analysis.phase_metrics import phase_metrics
+from tpunb.analysis.scale_metrics import scale_metrics
 from tpunb.analysis.stragglers import Hosts
 from tpunb.testing import toy_layers
 

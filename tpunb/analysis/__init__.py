@@ -7,14 +7,17 @@ from tpunb.analysis.compare import Comparison, compare
 from tpunb.analysis.goodput import Goodput, goodput
 from tpunb.analysis.history import runs
 from tpunb.analysis.job import JobGoodput, categories, job
-from tpunb.analysis.metrics import accelerator_utilisation, account_metrics, phase_metrics, weight_update_ps
+from tpunb.analysis.phase_metrics import phase_metrics
 from tpunb.analysis.quality import assess, distinguishing_ops, label_agreement, stability
 from tpunb.analysis.rates import Rates, rates
 from tpunb.analysis.report import Report, report
 from tpunb.analysis.representatives import Representatives, representative, representatives
 from tpunb.analysis.roofline import Roofline, roofline
+from tpunb.analysis.run_metrics import account_metrics
+from tpunb.analysis.scale_metrics import weight_update_ps
 from tpunb.analysis.slowdown import Slowdown, slowdown
 from tpunb.analysis.step_trace import StepTrace, open_trace
+from tpunb.analysis.storage import accelerator_utilisation
 from tpunb.analysis.stragglers import Hosts, hosts
 from tpunb.analysis.verdict import Verdict, verdict
 from tpunb.frames.hardware import DEVICES, Device, device

@@ -15,19 +15,15 @@ from tpunb import schema
 from tpunb.analysis.calls import call_metrics
 from tpunb.analysis.causes import CAUSES, HANDOVER_PS, LISTED_SHARE, NAMED_SHARE, SAVES, Cause
 from tpunb.analysis.goodput import Goodput, goodput, totals
-from tpunb.analysis.metrics import (
-    account_metrics,
-    crowding_of_waits,
-    importing_ps,
-    phase_metrics,
-    scale_metrics,
-    traits,
-)
+from tpunb.analysis.phase_metrics import phase_metrics
 from tpunb.analysis.roofline import Roofline, roofline
 from tpunb.analysis.run import Run, loaded
 from tpunb.analysis.run import phases as phases_of
+from tpunb.analysis.run_metrics import account_metrics, crowding_of_waits, importing_ps
+from tpunb.analysis.scale_metrics import scale_metrics
 from tpunb.analysis.stragglers import Hosts, slow_ranks, why
 from tpunb.analysis.time_line import FEWEST_SAMPLES, FEWEST_TRACED, INSIDE_STEPS, OTHERS
+from tpunb.analysis.traits import traits
 from tpunb.costs.torch_cost import KINDS
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases, Steps

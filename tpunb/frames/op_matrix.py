@@ -65,6 +65,15 @@ def distinct_ops(steps: Steps) -> pl.DataFrame:
     return steps.ops.lazy().select("side", "category", "op").unique().collect(engine="streaming")
 
 
+def of_ops(steps: Steps, chosen: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
+    """Return columns of the operations with such a (side, category, op), and these."""
+    key = ["side", "category", "op"]
+    if chosen.is_empty():
+        return steps.ops.select(*columns, *key).clear()
+    by_op = steps.ops.filter(pl.col("op").is_in(chosen["op"].unique().implode()))  # a join is slower
+    return by_op.select(*columns, *key).join(chosen, on=key, how="semi", nulls_equal=True)
+
+
 @memoised
 def op_matrix(steps: Steps) -> OpMatrix:
     """Return the operations of `steps` as a matrix, built once per steps.
