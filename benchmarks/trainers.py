@@ -1,15 +1,15 @@
 """Compare what a capture finds in unchanged trainers with what these measure themselves.
 
 ``python benchmarks/trainers.py [--quick] [--programs plain_jax,nnx_grain,...] [--steps N] [--pairs N]``: each program
-of ``programs/trainers`` runs in a process of its own, without waste and with a waste in each of four places:
-data, hook, save and read. It does not import the capture, and writes the number of its steps by the trainer's counter
-and the time that it wastes. The least account of the runs without waste is what the program spends itself. The loops
-of ``pipelined.py`` run ahead of their device, marked in several ways, beside twins that wait in each step. Other
-programs on the machine add to every account. Trainings of libraries, of ``programs/libraries``, count their steps and
-evaluated batches, too, and run without waste and with one of four. ``--quick`` runs JAX, NNX with Grain, and PyTorch,
-with a waste in one or two places each, in under 50 seconds on two idle processors. ``--latest`` installs the newest
-releases of the libraries whose attributes a capture wraps, each beside this environment, and prints which of them no
-longer fit. The last line is one JSON object:
+of ``programs/trainers`` runs in a process of its own, without waste and with a waste in each of four places: data,
+hook, save and read. It does not import the capture, and writes the number of its steps by the trainer's counter and the
+time that it wastes. The least account of the runs without waste is what the program spends itself. The loops of
+``pipelined.py`` run ahead of their device, marked in several ways, beside twins that wait in each step. ``--step-s``
+adds computation to each step. Other programs on the machine add to every account. Trainings of libraries, of
+``programs/libraries``, count their steps and evaluated batches, too, and run without waste and with one of four.
+``--quick`` runs JAX, NNX with Grain, and PyTorch, with a waste in one or two places each, in under 50 seconds on two
+idle processors. ``--latest`` installs the newest releases of the libraries whose attributes a capture wraps, each
+beside this environment, and prints which of them no longer fit. The last line is one JSON object:
 
 ``steps``
     Share of the true steps of kind "train" found, in the worst run: 1.0 if all are, and none too many.
@@ -52,6 +52,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import timeit
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,7 +61,7 @@ sys.path.extend(map(str, Path(__file__).parents[:2]))  # whichever way this file
 
 import tpunb as tp
 from programs import evaluated
-from programs.trainers import PLACES, pipelined
+from programs.trainers import PLACES, PRODUCTS, pipelined, product
 from tpunb import instrument
 from tpunb.analysis.verdict import verdict
 
@@ -191,7 +192,7 @@ def measure(name: str, steps: int, pairs: int, places: tuple[str, ...], *, quick
         run_program(name, "none", 3, top / "first")  # imports, and compiles
         wasted = {place: captured(name, place, steps, top / place) for place in places}
         clean, ratios = [], []
-        long = max(steps, PAIR_STEPS[quick]) if pairs else steps
+        long = max(steps, PAIR_STEPS[quick]) if pairs and PRODUCTS not in os.environ else steps
         for number in range(max(1, pairs)):
             plain = run_program(name, "none", long, top / f"plain-{number}a") if number % 2 and pairs else None
             clean.append(captured(name, "none", long, top / f"captured-{number}"))
@@ -373,6 +374,7 @@ def main() -> None:
     parser.add_argument("--programs", default=",".join(PROGRAMS), help="names, separated by commas")
     parser.add_argument("--steps", type=int, help="of each run")
     parser.add_argument("--pairs", type=int, help="of a captured and a plain run")
+    parser.add_argument("--step-s", type=float, help="seconds of computation that are added to each step")
     parser.add_argument("--frameworks", default=",".join(pipelined.FRAMEWORKS), help="of the pipelined loops")
     parser.add_argument("--places", default=",".join(PLACES), help="of the wastes")
     parser.add_argument("--libraries", default=",".join(LIBRARIES), help="names, separated by commas")
@@ -390,6 +392,8 @@ def main() -> None:
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
     steps = options.steps or (40 if options.quick else 200)
     pairs = (1 if options.quick else 5) if options.pairs is None else options.pairs
+    if options.step_s:
+        os.environ[PRODUCTS] = str(round(options.step_s / min(timeit.repeat(lambda: product(100), number=1)) * 100))
     if options.latest:
         packages = [each.LIBRARY.package for each in instrument.LIBRARIES if each.LIBRARY.package != "python"]
         print(json.dumps(latest(packages if options.latest == "all" else options.latest.split(","))))

@@ -4,6 +4,7 @@ import gc
 import json
 import math
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from stand_in import StandIn
 import tpunb as tp
 from tpunb.analysis import CAUSES, advice
 from tpunb.analysis.advice import candidates
-from tpunb.instrument import remedies
+from tpunb.instrument import registry, remedies
 from tpunb.io import run_folder
 from tpunb.io.run_folder import COMMAND, TRIED
 from tpunb.mcp_server import RunTools
@@ -196,6 +197,20 @@ def test_maps_of_tensorflow_give_the_same_elements(changed):
     for name in ("PARALLEL_MAPS", "NO_AUTOTUNING"):
         changed(name)
     assert [int(each) for each in tf.data.Dataset.range(20).map(lambda n: n * n)] == [n * n for n in range(20)]
+
+
+def test_generators_begin_alike(monkeypatch):
+    monkeypatch.setattr(registry.Library, "on_import", lambda *_: None)  # other tests draw from TensorFlow's
+    before = random.getstate(), np.random.get_state()
+    try:
+        drawn = []
+        for _ in range(2):
+            tried_process._seed(ExitStack())
+            drawn.append((random.random(), np.random.rand()))
+        assert drawn[0] == drawn[1]
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 def test_both_ends_name_one_variable():

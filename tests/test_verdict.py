@@ -330,6 +330,24 @@ def test_the_remedy_for_waits_is_one_of_the_data_of_the_program(data, spans, act
     assert found.action.startswith(action)
 
 
+@pytest.mark.parametrize(("cpu", "saves_s"), [(0.5, 20), (0.05, 25), (None, 25)])  # one of two processors; it sleeps
+def test_workers_promise_what_two_of_them_save(cpu, saves_s):
+    phases = accounted(input_ps=3 * S, wall_s=42)  # of each 4 s
+    load = [("toy", at * S, cpu, cpu, 2**30) for at in range(42) if cpu]
+    wall = replace(phases.steps.wall, load=pl.DataFrame(load, schema.LOAD, orient="row"))
+    found = verdict(with_facts(replace(phases, steps=replace(phases.steps, wall=wall)), data="DataLoader"))
+    assert found.observed.startswith("Waiting for input took 30.0 s")
+    assert found.saves_ps == pytest.approx(saves_s * S, abs=0.05 * S)
+
+
+def test_no_workers_where_they_take_as_long_to_hand_a_batch_over():
+    phases = accounted(input_ps=3 * S, wall_s=42)
+    times = pl.col("start_ps", "dur_ps", "input_ps", "device_ps")
+    frame, wall = phases.steps.frame.with_columns(times // 1000), replace(phases.steps.wall, span_ps=42 * S // 1000)
+    phases = replace(phases, steps=replace(phases.steps, frame=frame, wall=wall))
+    assert verdict(with_facts(phases, data="DataLoader", processors="2")).action.startswith("prepare each example once")
+
+
 def test_memory_that_grows_is_said():
     phases = accounted(wall_s=41)
     load = [("toy", n * S, 0.3, 0.3, 2**30 + n * 2**26) for n in range(40)]

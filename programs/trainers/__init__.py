@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -24,9 +25,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 PLACES = ("data", "hook", "save", "read")
 WASTE_S = 0.012  # per step
 SAVES = 5
+PRODUCTS = "TRAINERS_PRODUCTS"  # variable of the environment: products that are added to each step
 LINES = 3  # from the beginning of a measured block to where it wastes time
 
 
@@ -51,6 +55,7 @@ class Truth:
         self.wall_s = 0.0
         self._ends: list[float] = []
         self._inside = False
+        self._products = int(os.environ.get(PRODUCTS, "0"))
 
     @contextmanager
     def __call__(self, place: str) -> Iterator[None]:
@@ -91,8 +96,9 @@ class Truth:
             yield batch
 
     def stepped(self) -> None:
-        """Record the end of a step, for the program's own step times."""
+        """Record the end of a step, for the program's own step times, and compute what is added to each."""
         self._ends.append(time.perf_counter())
+        product(self._products)
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -129,6 +135,13 @@ def truth_of(arguments: Sequence[str]) -> Truth:
     parser.add_argument("--folder", type=Path, default=Path())
     options = parser.parse_args(arguments)
     return Truth(None if options.waste == "none" else options.waste, options.steps, options.folder.resolve())
+
+
+def product(times: int, width: int = 256) -> None:
+    """Multiply matrices so many times, on one processor after the other."""
+    a = np.ones((width, width), "float32") if times else None
+    for _ in range(times):
+        np.dot(a, a)
 
 
 def work(seconds: float) -> int:

@@ -13,7 +13,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis.calls import call_metrics
-from tpunb.analysis.causes import CAUSES, HANDOVER_PS, LISTED_SHARE, NAMED_SHARE, SAVES, Cause
+from tpunb.analysis.causes import CAUSES, LISTED_SHARE, NAMED_SHARE, SAVES, Cause
 from tpunb.analysis.goodput import Goodput, goodput, totals
 from tpunb.analysis.phase_metrics import phase_metrics
 from tpunb.analysis.roofline import Roofline, roofline
@@ -183,9 +183,7 @@ def advise_phases(phases: Phases) -> pl.DataFrame:
 
 def _of_phases(phases: Phases, roof: Roofline | None, run: Goodput | None) -> pl.DataFrame:
     metrics = scale_metrics(phase_metrics(phases), phases, roof)
-    texts = {**traits(phases.steps), "processors": phases.steps.metadata.get("processors")}
-    metrics = metrics.with_columns(pl.lit(text, pl.String).alias(name) for name, text in texts.items())
-    metrics = metrics.with_columns(working=1 - pl.col("input"), handing=HANDOVER_PS / pl.col("step_ps"))
+    metrics = metrics.with_columns(pl.lit(text, pl.String).alias(name) for name, text in traits(phases.steps).items())
     if run is not None:  # no more than the account has
         most = (pl.col("account_ps") / pl.col("typical_ps")).fill_null(0.0)
         metrics = metrics.join(_idle_in_steps(run), on="phase", how="left", maintain_order="left")

@@ -170,10 +170,11 @@ _GENERAL = Cause(
 HANDOVER_PS = 2e9
 """Time that a batch from a worker of a DataLoader takes in the program, and in the worker; measured, of one tensor."""
 _wasted, _handing = pl.col("wasted"), pl.col("handing").fill_null(0)
-# two workers read beside the steps, as far as there are processors
+# two workers read beside the steps, as far as there are processors for what is computed
+_handed = (2 * _handing / pl.col("processors").cast(pl.Float64)).fill_null(0)
 _with_workers = pl.max_horizontal(
     _wasted / 2 + _handing, pl.col("working") + _handing,
-    (_wasted + pl.col("working") + 2 * _handing) / pl.col("processors").cast(pl.Float64))
+    (_wasted + pl.col("working")) * pl.col("computing") + _handed)
 _by_workers = (_wasted + pl.col("working") - _with_workers).clip(0)
 
 _INPUT = (
@@ -411,6 +412,9 @@ _OF_STEPS = (
             Remedy(
                 "compile the model without run_eagerly=True, and leave tf.config.run_functions_eagerly at False",
                 when=_is("eager", "Keras"), trial=Trial.COMPILED),
+            Remedy(
+                "read an array once, and loop over what was read", "for each in np.asarray(array): ...",
+                before="for each in array: float(each)", when=_is("dispatches", "reads")),
             Remedy(
                 "compile the whole step, the optimizer's apply within", "step = tf.function(step)",
                 when=_is("eager", "TensorFlow")),

@@ -183,6 +183,14 @@ def crowding(load: pl.DataFrame) -> float:
     return float(load.select(pl.when(pl.col("machine_cpu") > _FULL).then(others).otherwise(0.0).mean()).item() or 0.0)
 
 
+def computing(steps: Steps) -> float | None:
+    """Return the share of all processors that the job used from its first step to its last, 0 to 1; None if unknown."""
+    if steps.wall is None or steps.frame.is_empty():
+        return None
+    begin, end = steps.frame["start_ps"].min(), (steps.frame["start_ps"] + steps.frame["dur_ps"]).max()
+    return steps.wall.load.filter(pl.col("start_ps").is_between(begin, end))["cpu"].mean()  # type: ignore[return-value]
+
+
 def goodput(run: Run) -> Goodput:
     """Account for the wall time of a run: productive steps, and everything else by cause.
 

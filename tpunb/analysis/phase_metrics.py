@@ -8,8 +8,8 @@ from contextlib import suppress
 import numpy as np
 import polars as pl
 
-from tpunb.analysis.causes import LISTED_SHARE
-from tpunb.analysis.goodput import crowding
+from tpunb.analysis.causes import HANDOVER_PS, LISTED_SHARE
+from tpunb.analysis.goodput import computing, crowding
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
@@ -63,12 +63,13 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
 
     Other columns: ``name``; ``kinds``, ``share`` (of all step time), ``dur_ps``, ``steps`` and ``full`` as in
     ``tpunb.schema.PHASES``; ``mxu`` (utilisation of the MXU, else of the device's peak FLOP/s) and ``hbm``, 0 to 1;
-    ``flops_counted``, the share of busy time whose FLOPs are known where ``mxu`` is of peak FLOP/s;
-    ``crowding``, the share of the processors that other programs used while none was free; ``step_ps``, the mean step
-    time, and ``typical_ps``, that times the number of steps; ``compiled_ps``, compile time
-    of the first steps of kinds, and ``compile``, its share of the phase's time; ``formatting_op`` and the like, the
-    operation with most of that share; ``twin``, ``twin_ps``, ``stall_ps``, ``stalled_side`` and ``stalled``: the phase
-    that a stall is measured against, and the kind of wait.
+    ``flops_counted``, the share of busy time whose FLOPs are known where ``mxu`` is of peak FLOP/s; ``crowding``, the
+    share of the processors that other programs used while none was free, ``computing``, that which the job used;
+    ``working`` (without input) and ``handing`` (a batch over, if a worker did), shares of step time; ``step_ps``, the
+    mean step time, and ``typical_ps``, that times the number of steps; ``compiled_ps``, compile time of the first steps
+    of kinds, and ``compile``, its share of the phase's time; ``formatting_op`` and the like, the operation with most of
+    that share; ``twin``, ``twin_ps``, ``stall_ps``, ``stalled_side`` and ``stalled``: the phase that a stall is
+    measured against, and the kind of wait.
 
     >>> from tpunb.cluster import phases
     >>> from tpunb.testing import toy_steps
@@ -106,6 +107,11 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
     late = pl.when(pl.col("late") > pl.col("idle") / 2).then(late)
     rows = rows.with_columns(idle_cause=late.otherwise(pl.lit("without a known cause")))
     rows = rows.with_columns(crowding=pl.lit(0.0 if phases.steps.wall is None else crowding(phases.steps.wall.load)))
+    rows = rows.with_columns(
+        computing=pl.lit(computing(phases.steps), pl.Float64),
+        working=1 - pl.col("input"),
+        handing=HANDOVER_PS / pl.col("step_ps"),
+    )
     place = _sync_place(phases.steps) if (rows["reads"] > LISTED_SHARE).any() else None
     return rows.with_columns(pl.col("reads_op").fill_null("a synchronous call") + (f" at {place}" if place else ""))
 

@@ -9,14 +9,14 @@ import numpy as np
 import polars as pl
 
 from tpunb.analysis.causes import HANDOVER_PS, NAMED_SHARE, WAITS
-from tpunb.analysis.goodput import Goodput, crowding, goodput, others_used, totals
+from tpunb.analysis.goodput import Goodput, computing, crowding, goodput, others_used, totals
 from tpunb.analysis.time_line import EACH, FEWEST_SAMPLES, FIRST, OTHERS, VALIDATING, acts
 from tpunb.analysis.traits import traits
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.exclusive_time import covered
 from tpunb.frames.steps import WallClock
-from tpunb.instrument.sink import NEW_FUNCTION, What
+from tpunb.instrument.sink import END_OF_DATA, NEW_FUNCTION, What
 from tpunb.schema import ACCOUNTS
 from tpunb.signals import DATA_END, NEW_ITERATOR, WORKERS_START
 from tpunb.step_stats.batch_size import padding_of
@@ -30,11 +30,12 @@ _FEWEST_SLOWING, _RISES = 20, 0.7  # steps; rank correlation of their processor 
 _IMPORTS = r" ← import | \(imports\)$"
 _SLEEP = " ← time.sleep"  # which no processor shortens
 _COLLECTS = r" ← (gc\.)?collect$"
+_READS = r" ← (float|int|bool|.*\.(item|tolist))$"
 _CALLS = r" ← .*\bmodel(\.predict|\.predict_on_batch)?$"  # in a callback
 _TEXTS = {  # metrics of the run that are no figures
     *("callback", "retraced", "reason", "changed", "models", "data", "saves", "waits", "evaluates", "eager", "debug"),
     *("again", "framework", "backend", "collects", "calls", "others", "frozen_at", "cache", "threads", "processors"),
-    "awaited_at",
+    *("awaited_at", "dispatches"),
 }
 _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
 _SMALL_PS, _SMALL_SHARE = 10e6, 0.8  # of PyTorch on a CPU: 3 us each in loops over examples
@@ -64,19 +65,19 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     ``handing`` (batches over, if workers did), ``dispatching`` (of steps, what a compiled one would not take; see
     ``eager``), ``slowing`` (of steps, beyond those of the first quarter) and ``frozen`` (a model without gradients,
     called at ``frozen_at``), ``padding`` (of batches that all have one width), ``double`` (what double precision costs
-    at most) and ``unthreaded`` (what ``processors`` beyond the ``threads`` of PyTorch would save
-    at most) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an
-    hour, if steady, to ``memory`` in bytes;
-    ``crowding``, the share of the processors that other programs used while none was free; ``eager``, what runs steps
-    operation by operation; ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``,
-    "collector" if code between steps collects garbage; ``awaited_at``, what it waits for, ``waited``;
-    ``collects``, "program" if that collects garbage itself;
-    ``calls``, "model" if callbacks mostly call one; ``evaluates``: "predict", "mode" if no batch is evaluated, or
+    at most) and ``unthreaded`` (what ``processors`` beyond the ``threads`` of PyTorch would save at most) the share of
+    wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to
+    ``memory`` in bytes; ``crowding``, the share of the processors that other programs used while none was free;
+    ``computing``, that which the job used while it trained;
+    ``eager``, what runs steps operation by operation; ``debug``, what checks each operation; ``data``, the kind of the
+    data; ``waits``, "collector" if code between steps collects garbage; ``awaited_at``, what it waits for, ``waited``;
+    ``collects``, "program" if that collects garbage itself; ``calls``, "model" if callbacks mostly call one;
+    ``dispatches``, "reads" if steps mostly read numbers; ``evaluates``: "predict", "mode" if no batch is evaluated, or
     "batches"; ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and ``retraced``,
     what took most of it, with ``callback_ps``, the ``reason`` of retracing, how often ``again``, and what had
     ``changed``: function, value, shape or growth; ``models``, how many steps of models were traced; ``unplanned``,
-    ``saving`` without a known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time
-    by number of saves; ``save_best_ps``, the interval of least loss by Young.
+    ``saving`` without a known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by
+    number of saves; ``save_best_ps``, the interval of least loss by Young.
 
     Parameters
     ----------
@@ -114,7 +115,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     )
     begun_ps = {
         "starting": workers.filter(~pl.col("later"))["time_ps"].sum(),
-        "restarting": workers.filter("later")["time_ps"].sum(),
+        "restarting": workers.filter("later")["time_ps"].sum() + _ends_ps(phases.steps, workers.height),
         "awaiting": _starts(phases.steps, NEW_ITERATOR)["wait_ps"].sum(),
     }
     for name, time_ps in begun_ps.items():
@@ -135,7 +136,9 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken["refitting"] = around_ps + taken["loading"] if is_fitted else 0
     taken["stepping"] = taken["productive"] + taken["idle"] + times.get("step time deviation", 0)
     taken["working"] = taken["stepping"] + taken["code"] + taken["callbacks"]
-    taken["handing"] = round(HANDOVER_PS * phases.steps.frame.filter(pl.col("rule") != "whole").height) // run.hosts
+    taken["handing"] = (
+        round(HANDOVER_PS * phases.steps.frame.filter(pl.col("rule").ne_missing("whole")).height) // run.hosts
+    )
     eager = _eager(phases.steps)
     taken["dispatching"] = round(taken["stepping"] * (1 - _in_kernels(phases.steps, eager)))
     frozen_at, taken["frozen"] = _frozen(run, phases.steps)
@@ -163,17 +166,19 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         ),
         **_growth(phases.steps),
         "crowding": crowding_of_waits(run),
+        "computing": computing(phases.steps),
         "others": others,
         "eager": eager,
         "debug": phases.steps.metadata.get("debug"),
         **traits(phases.steps),
         "models": str(models),
         "frozen_at": frozen_at,
-        **{name: phases.steps.metadata.get(name) for name in ("threads", "processors")},
+        "threads": phases.steps.metadata.get("threads"),
         "saves": phases.steps.metadata.get("saves"),
         "waits": "collector" if _is_mostly_at(run.places, "program code", _COLLECTS) else None,
         "awaited_at": awaited_at,
         "evaluates": _evaluates(phases.steps),
+        "dispatches": "reads" if _is_mostly_at(run.places, "productive", _READS) else None,
         "collects": "program" if _collects(phases.steps, run) else None,
         "calls": "model" if _is_mostly_at(run.places, "callbacks", _CALLS) else None,
         "save_ps": taken["saving"] / saves if saves else None,
@@ -248,6 +253,14 @@ def _starts(steps: Steps, what: str) -> pl.DataFrame:
     found = starts.join_asof(waits, on="start_ps", by="host", strategy="forward", check_sortedness=False)
     is_first = pl.struct("host", "step").is_first_distinct()  # of several starts before one batch
     return found.select("later", "span_ps", wait_ps=pl.when(is_first).then("wait_ps"))
+
+
+def _ends_ps(steps: Steps, starts: int) -> int:
+    """Return what ends of passes over data took, in which workers end, but for the one that is the last anyway."""
+    if steps.read_run_events is None or starts < 2:
+        return 0
+    ends = steps.read_run_events().events.filter(event="fetch", end_of=END_OF_DATA)
+    return int((ends["end_ps"] - ends["start_ps"]).sum()) * (starts - 1) // starts
 
 
 def _operations(steps: Steps) -> float:

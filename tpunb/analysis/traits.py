@@ -20,9 +20,11 @@ _PIPELINE = ("PyFunc", "^Iterator::")  # operations of tf.data's functions in Py
 
 @memoised
 def traits(steps: Steps) -> dict[str, str | None]:
-    """Return ``data``, ``framework``, ``backend`` of operations, and ``cache``, the programs that JAX keeps, if known.
+    """Return what a program is, as far as it is known.
 
-    Data are "tuned tf.data" after trials, and "Python tf.data" where functions in Python take half of the pipeline.
+    ``data``, ``framework``, ``backend`` of operations, ``cache``, the programs that JAX keeps, and ``processors`` of a
+    program of PyTorch. Data are "tuned tf.data" after trials, and "Python tf.data" where functions in Python take half
+    of the pipeline.
     """
     data, named = steps.metadata.get("data"), distinct_ops(steps)
     ops = named["op"].unique().cast(pl.String)
@@ -43,4 +45,5 @@ def traits(steps: Steps) -> dict[str, str | None]:
         in_python, all_ps = (int(rows["self_ps"].sum()) for rows in of_kinds)
         in_step = steps.metadata.get("python") == "step"  # not of the input
         data = "Python tf.data" if in_python > all_ps / 2 and not in_step else data
-    return {"data": data, "framework": framework, "backend": backend, "cache": steps.metadata.get("cache")}
+    kept = {name: steps.metadata.get(name) for name in ("cache", "processors")}
+    return {"data": data, "framework": framework, "backend": backend, **kept}
