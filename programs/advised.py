@@ -7,7 +7,6 @@ about slow trainings. `REMEDIES` has the change that `tpunb try` applies to each
 from __future__ import annotations
 
 import gc
-import io
 import tempfile
 import time
 import zlib
@@ -203,17 +202,18 @@ def torch_saves_after_each_step(by_hand: bool) -> None:
 
 @advised("rare_saves")
 def torch_keeps_each_best_model(by_hand: bool) -> None:
-    """Write the model into memory whenever it is better, which is always."""
+    """Save three copies of the model in turn, whenever it is better, which is always."""
     import torch
 
     model = network(256)
     model.register_buffer("table", torch.zeros(12_000_000))
+    with tempfile.TemporaryDirectory() as folder:
 
-    def save(number: int, loss: float) -> None:
-        if not by_hand or number % 10 == 9:
-            torch.save(model.state_dict(), io.BytesIO())
+        def save(number: int, loss: float) -> None:
+            if not by_hand or number % 10 == 9:
+                torch.save(model.state_dict(), Path(folder, f"{number % 3}.pt"))
 
-    fit(model, [batch(256)] * 300, save)
+        fit(model, [batch(256)] * 200, save)
 
 
 # -- JAX ---------------------------------------------------------------------------------------------------------------
@@ -279,9 +279,10 @@ def jax_makes_objects_in_each_step(by_hand: bool) -> None:
     step, weights = perceptron(4, 128)
     step, x = jax.jit(step), jax.numpy.ones((32, 128))
     kept: list[Any] = []
-    for number in range(500):
+    for number in range(900):
         weights, loss = step(weights, x)
-        kept += [{"step": number, "loss": [float(loss)]} for _ in range(4000)]
+        value = float(loss)
+        kept += [{"step": number, "loss": [value]} for _ in range(4000)]
 
 
 @advised("single_precision")
@@ -299,20 +300,31 @@ def jax_trains_in_double(by_hand: bool) -> None:
 
 
 @advised("kept_programs")
-def jax_compiles_for_many_widths(by_hand: bool) -> None:
-    """Compile deep steps, and train a few steps of each."""
+def jax_compiles_many_losses(by_hand: bool) -> None:
+    """Compile the gradients of forty losses, and take few steps."""
     import jax
+    import jax.numpy as jnp
 
     if by_hand:
         jax.config.update("jax_compilation_cache_dir", str(Path(tempfile.gettempdir(), "advised_programs")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-    for width in range(64, 128, 4):
-        update, weights = perceptron(60, width)
-        step, x = jax.jit(update), jax.numpy.ones((32, width))
-        for _ in range(10):
-            weights, loss = step(weights, x)
-            float(loss)
+
+    def gradient_of(number: int) -> Any:
+        def loss_of(weights: Any) -> Any:
+            x, _ = jax.lax.scan(lambda x, _: (jnp.tanh(jnp.sort(x) @ weights + number), None), weights, length=8)
+            return jnp.linalg.norm(x)
+
+        gradient = jax.value_and_grad(loss_of)
+        gradient.__name__ = f"loss_{number}"
+        return jax.jit(gradient)
+
+    gradients, weights = [gradient_of(number) for number in range(40)], jnp.eye(64)
+    for _ in range(3):
+        for gradient in gradients:
+            loss, change = gradient(weights)
+            weights = weights - 1e-3 * change
+        float(loss)
 
 
 # -- TensorFlow and Keras ----------------------------------------------------------------------------------------------

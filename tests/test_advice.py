@@ -516,6 +516,7 @@ OF_RUN = {
     "mode to evaluate": ([(41, 20, "evaluation", None)], {}, 20),
     "fits of one batch": ([(4 * i, 20, "fit", "fit") for i in range(10)], {}, 16),
     "eager steps": ([], {}, 30),  # a quarter in operations
+    "short steps": ([], {}, 30),
     "debugging": ([], {}, None),
     "frozen model": ([], {}, 30),
     "double precision": ([], {}, 20),
@@ -547,6 +548,11 @@ def with_facts(rule, phases):
         return replace(
             phases, steps=replace(steps, devices=steps.devices.clear(), ops=ops, metadata={"eager": "Keras"})
         )
+    if rule == "short steps":
+        frame = phases.steps.frame.with_columns(rule=pl.lit("keras"))
+        ops = phases.steps.ops.unique(["host", "step"]).with_columns(self_ps=pl.lit(S, pl.Int64))
+        ops = ops.with_columns(op=pl.lit("ReadVariableOp").cast(ops.schema["op"]))
+        return replace(phases, steps=replace(phases.steps, devices=phases.steps.devices.clear(), ops=ops, frame=frame))
     if rule == "ended iterators":
         return replace(phases, steps=replace(phases.steps, metadata={"data": "tf.data"}))
     if rule == "debugging":

@@ -306,6 +306,15 @@ def test_the_weights_of_a_model_that_its_first_batch_makes_are_counted_then(cloc
     assert clock.metadata["batch"] == "32"  # Keras' own default
 
 
+def test_a_model_runs_eagerly_where_all_functions_do(model):
+    assert "eager" not in keras_metadata(model)
+    tf.config.run_functions_eagerly(True)
+    try:
+        assert keras_metadata(model)["eager"] == "Keras"
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
 def test_the_precision_is_that_of_most_layers_with_weights():
     layers = keras.layers
     half = [layers.Dense(2, dtype="mixed_bfloat16"), layers.ReLU(), layers.ReLU(), layers.ReLU()]

@@ -188,6 +188,22 @@ def jax_without_jit(run: Any, repaired: bool) -> None:
             float(loss)
 
 
+@program("", r"largest|float|read an array once", measures=True)
+def jax_reads_numbers_one_by_one(run: Any, repaired: bool) -> None:
+    """Look for the largest weight in Python after each step."""
+    step, weights, x = jax_step()
+
+    def largest(array: Any) -> float:
+        return max(float(each) for each in (np.asarray(array) if repaired else array))
+
+    for number in range(60):
+        with run.step(number):
+            weights, loss = step(weights, x)
+            float(loss)
+        with waste():
+            largest(weights.reshape(-1)[:1000])
+
+
 @program("program startup", r"static|value of|Python (number|value)|=")
 def jax_static_learning_rate(run: Any, repaired: bool) -> None:
     """Pass a learning rate that decays as a static argument."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import io
 import itertools
 import random
 import re
@@ -204,6 +205,22 @@ def torch_saves_often(run: Any, repaired: bool) -> None:
                     torch.save({"model": model.state_dict(), "loss": loss}, Path(folder, "last.pt"))
 
         fit(model, [batch(16)] * 200, save)
+
+
+@program("program code", r"torch\.save|keep_best", measures=True)
+def torch_saves_in_memory(run: Any, repaired: bool) -> None:
+    """Write the model into memory after each step, as the best so far."""
+    import torch
+
+    model = network(256)
+    model.register_buffer("table", torch.zeros(6_000_000))
+
+    def keep_best(number: int, loss: float) -> None:
+        if not repaired or number % 50 == 0:
+            with waste():
+                torch.save(model.state_dict(), io.BytesIO())
+
+    fit(model, [batch()] * 200, keep_best)
 
 
 @program("evaluation|program code", r"evaluat|validat", measures=True)

@@ -170,12 +170,23 @@ _GENERAL = Cause(
 HANDOVER_PS = 2e9
 """Time that a batch from a worker of a DataLoader takes in the program, and in the worker; measured, of one tensor."""
 _wasted, _handing = pl.col("wasted"), pl.col("handing").fill_null(0)
+_processors = pl.col("processors").cast(pl.Float64)
 # two workers read beside the steps, as far as there are processors for what is computed
-_handed = (2 * _handing / pl.col("processors").cast(pl.Float64)).fill_null(0)
+_handed = (2 * _handing / _processors).fill_null(0)
 _with_workers = pl.max_horizontal(
     _wasted / 2 + _handing, pl.col("working") + _handing,
     (_wasted + pl.col("working")) * pl.col("computing") + _handed)
 _by_workers = (_wasted + pl.col("working") - _with_workers).clip(0)
+_together = _wasted + pl.col("working")
+
+
+def _by_threads(on: pl.Expr) -> pl.Expr:
+    """Return what a thread for each processor saves, if they compute on so many."""
+    computed = _together * pl.col("computing") * _processors / on
+    return (_together - pl.max_horizontal(_wasted / _processors, pl.col("working"), computed)).clip(0)
+
+
+_in_parallel, _in_python = _by_threads(_processors), _by_threads(pl.lit(1.0))
 
 _INPUT = (
     Remedy(
@@ -184,11 +195,15 @@ _INPUT = (
     Remedy(
         "map in parallel, and store what runs in Python, or write it in TensorFlow's operations",
         "data = tp.tune(data).apply(data)", before="data.map(lambda x: tf.py_function(decode, [x], tf.float32))",
-        when=_is("data", "Python tf.data"), trial=Trial.PARALLEL_MAPS, is_part=True),
+        when=_is("data", "Python tf.data") & (_in_python > _wasted / 3), trial=Trial.PARALLEL_MAPS,
+        is_part=True, saves=_in_python),
+    Remedy(
+        "store what runs in Python, where one thread runs at a time, or write it in TensorFlow's operations",
+        "data.map(decode).cache()", before="data.map(decode)", when=_is("data", "Python tf.data")),
     Remedy(
         "prefetch, map in parallel, cache (in a notebook: %%tpupoint --tune)", "data = tp.tune(data).apply(data)",
         before="data = data.map(decode).batch(32)",
-        when=_is("data", "tf.data"), trial=Trial.PARALLEL_MAPS, is_part=True),
+        when=_is("data", "tf.data"), trial=Trial.PARALLEL_MAPS, is_part=True, saves=_in_parallel),
     Remedy(
         "use larger batches, or run more steps per call", "model.compile(..., steps_per_execution=16)",
         when=_is("data", "arrays"), trial=Trial.STEPS_PER_CALL, is_part=True),
@@ -352,10 +367,11 @@ _OF_STARTUP = (
             Remedy("train longer per run: programs are kept already", when=_is("cache", "all")),
             Remedy(
                 "train longer per run, or keep programs that compile within a second, too",
-                _KEEP_ALL, when=_is("cache", "slow"), trial=Trial.KEPT_PROGRAMS, is_part=True),
+                _KEEP_ALL, when=_is("cache", "slow"), trial=Trial.KEPT_PROGRAMS, is_part=True,
+                saves=pl.col("compiling")),
             Remedy(
                 "train longer per run, or keep programs", _JAX_CACHE, when=_is("backend", "JAX"),
-                trial=Trial.KEPT_PROGRAMS, is_part=True),
+                trial=Trial.KEPT_PROGRAMS, is_part=True, saves=pl.col("compiling")),
             Remedy(
                 "train longer per run: TensorFlow keeps no cache of what it traces",
                 when=_is("framework", "Keras", "TensorFlow")),
@@ -427,6 +443,17 @@ _OF_STEPS = (
         evidence="the number of compiled functions, or of small operations, in steps traced in full",
         source="https://www.tensorflow.org/guide/function; docs.jax.dev, Just-in-time compilation",
         no_fault="the program is debugged"),
+    Cause(
+        "T314", None, "short steps", when=pl.col("calling") > pl.col("stepping") / 2,
+        saves=pl.col("calling"),
+        sentence="Steps of {step_ps} are mostly their call, not operations, {took}",
+        remedies=(
+            Remedy(
+                "run more steps per call, or larger batches", "model.compile(..., steps_per_execution=16)",
+                before="model.compile(...)", trial=Trial.STEPS_PER_CALL, is_part=True),),
+        evidence=f"{_FULL}operations on the CPU, as a share of the time of steps",
+        source="half of the time of steps: as for a healthy run",
+        no_fault="a larger batch trains worse, and a callback needs each batch"),
     Cause(
         "T302", None, "slowing steps", saves=pl.col("slowing"),
         sentence="The steps take longer and longer, {took} beyond what the first quarter of them takes",

@@ -10,7 +10,7 @@ import polars as pl
 
 from tpunb.analysis.causes import HANDOVER_PS, NAMED_SHARE, WAITS
 from tpunb.analysis.goodput import Goodput, computing, crowding, goodput, others_used, totals
-from tpunb.analysis.time_line import EACH, FEWEST_SAMPLES, FIRST, OTHERS, VALIDATING, acts
+from tpunb.analysis.time_line import EACH, FEWEST_SAMPLES, FEWEST_TRACED, FIRST, OTHERS, VALIDATING, acts
 from tpunb.analysis.traits import traits
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
@@ -57,27 +57,28 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
 
     ``wall_ps``; of each account by its ``metric`` in ``tpunb.schema.ACCOUNTS``, of ``retracing`` (tracing and compiling
     a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three models or more,
-    but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew`` (iterators of Keras, with
-    ``awaiting``, the waits for their first batches, and ``of_arrays``, those of arrays), ``validating`` (waits for
-    input of evaluations), ``ended`` (iterators of tf.data), ``starting`` and ``restarting`` (workers of a DataLoader,
-    in its first pass and later), ``importing`` (modules, by samples of preparation), ``refitting`` (around and before
-    the steps of fits of one batch), ``stepping`` (steps without waits), ``working`` (with code and callbacks),
-    ``handing`` (batches over, if workers did), ``dispatching`` (of steps, what a compiled one would not take; see
-    ``eager``), ``slowing`` (of steps, beyond those of the first quarter) and ``frozen`` (a model without gradients,
-    called at ``frozen_at``), ``padding`` (of batches that all have one width), ``double`` (what double precision costs
-    at most) and ``unthreaded`` (what ``processors`` beyond the ``threads`` of PyTorch would save at most) the share of
-    wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to
-    ``memory`` in bytes; ``crowding``, the share of the processors that other programs used while none was free;
-    ``computing``, that which the job used while it trained;
-    ``eager``, what runs steps operation by operation; ``debug``, what checks each operation; ``data``, the kind of the
-    data; ``waits``, "collector" if code between steps collects garbage; ``awaited_at``, what it waits for, ``waited``;
-    ``collects``, "program" if that collects garbage itself; ``calls``, "model" if callbacks mostly call one;
-    ``dispatches``, "reads" if steps mostly read numbers; ``evaluates``: "predict", "mode" if no batch is evaluated, or
-    "batches"; ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and ``retraced``,
-    what took most of it, with ``callback_ps``, the ``reason`` of retracing, how often ``again``, and what had
-    ``changed``: function, value, shape or growth; ``models``, how many steps of models were traced; ``unplanned``,
-    ``saving`` without a known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by
-    number of saves; ``save_best_ps``, the interval of least loss by Young.
+    but for the first), of ``first`` (the rest of startup), ``compiling`` (of startup), ``collecting`` (garbage),
+    ``anew`` (iterators of Keras, with ``awaiting``, the waits for their first batches, and ``of_arrays``, those of
+    arrays), ``validating`` (waits for input of evaluations), ``ended`` (iterators of tf.data), ``starting`` and
+    ``restarting`` (workers of a DataLoader, in its first pass and later), ``importing`` (modules, by samples of
+    preparation), ``refitting`` (around and before the steps of fits of one batch), ``stepping`` (steps without waits),
+    ``working`` (with code and callbacks), ``handing`` (batches over, if workers did), ``dispatching`` (of steps, what a
+    compiled one would not take; see ``eager``), ``calling`` (of compiled steps of Keras, without operations),
+    ``slowing`` (of steps, beyond those of the first quarter) and ``frozen`` (a model without gradients, called at
+    ``frozen_at``), ``padding`` (of batches that all have one width), ``double`` (what double precision costs at most)
+    and ``unthreaded`` (what ``processors`` beyond the ``threads`` of PyTorch would save at most) the share of wall
+    time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory``
+    in bytes; ``crowding``, the share of the processors that other programs used while none was free; ``computing``,
+    that which the job used while it trained; ``eager``, what runs steps operation by operation; ``debug``, what checks
+    each operation; ``data``, the kind of the data; ``waits``, "collector" if code between steps collects garbage;
+    ``awaited_at``, what it waits for, ``waited``; ``collects``, "program" if that collects garbage itself; ``calls``,
+    "model" if callbacks mostly call one; ``dispatches``, "reads" if steps mostly read numbers; ``evaluates``:
+    "predict", "mode" if no batch is evaluated, or "batches"; ``saves``, "background" if Orbax does not hold up the
+    training for them; ``callback`` and ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of
+    retracing, how often ``again``, and what had ``changed``: function, value, shape or growth; ``models``, how many
+    steps of models were traced; ``unplanned``, ``saving`` without a known time between failures; ``step_ps``, the
+    median of steps that train; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves;
+    ``save_best_ps``, the interval of least loss by Young.
 
     Parameters
     ----------
@@ -105,6 +106,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken |= {"retracing": min(retracing_ps, taken["startup"]), "rebuilding": min(rebuilding_ps, taken["startup"])}
     taken["first"] = taken["startup"] - max(taken["retracing"], taken["rebuilding"])
     collecting = run.frame.filter(account="step time deviation", detail="garbage collection")
+    compiling = run.frame.filter(pl.col("account") == "program startup", pl.col("detail").str.starts_with("compiling "))
+    taken["compiling"] = int(compiling["time_ps"].sum()) // run.hosts
     anew = run.frame.filter(account="data loading", detail=NEW_ITERATOR)
     taken["anew"] = int(anew["time_ps"].sum()) // run.hosts
     ends = run.frame.filter(account="data loading", detail=DATA_END)
@@ -141,6 +144,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     )
     eager = _eager(phases.steps)
     taken["dispatching"] = round(taken["stepping"] * (1 - _in_kernels(phases.steps, eager)))
+    taken["calling"] = 0 if eager else _calling_ps(phases.steps, taken["stepping"], run.hosts)
     frozen_at, taken["frozen"] = _frozen(run, phases.steps)
     taken["padding"] = round(taken["productive"] * _padding(phases.steps))
     taken["double"] = taken["productive"] // 2 if _is_double(phases.steps) else 0
@@ -181,6 +185,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         "dispatches": "reads" if _is_mostly_at(run.places, "productive", _READS) else None,
         "collects": "program" if _collects(phases.steps, run) else None,
         "calls": "model" if _is_mostly_at(run.places, "callbacks", _CALLS) else None,
+        "step_ps": phases.steps.frame.filter(kind="train")["dur_ps"].median(),
         "save_ps": taken["saving"] / saves if saves else None,
         "save_every_ps": run.wall_ps / saves if saves else None,
         "save_best_ps": None,
@@ -371,6 +376,15 @@ def _in_kernels(steps: Steps, eager: str | None) -> float:
     ops = full.ops.filter(side="device") if eager == "JAX" else full.ops
     kernels = full.frame["device_ps"] if full.devices.height else ops["self_ps"]
     return min(float(kernels.sum()) / max(float(full.frame["dur_ps"].sum()), 1.0), 1.0)
+
+
+def _calling_ps(steps: Steps, stepping_ps: int, hosts: int) -> int:
+    """Return the time of steps of Keras, compiled by TensorFlow for a CPU, in which no operation runs."""
+    full, of = steps.full(), traits(steps)
+    if (of["framework"], of["backend"]) != ("Keras", "TensorFlow") or full.devices.height or len(full) < FEWEST_TRACED:
+        return 0
+    kernels_ps = float(full.ops["self_ps"].sum()) / len(full)
+    return max(stepping_ps - round(kernels_ps * steps.frame.height / hosts), 0)
 
 
 def _saves(steps: Steps) -> int:

@@ -22,8 +22,8 @@ _PIPELINE = ("PyFunc", "^Iterator::")  # operations of tf.data's functions in Py
 def traits(steps: Steps) -> dict[str, str | None]:
     """Return what a program is, as far as it is known.
 
-    ``data``, ``framework``, ``backend`` of operations, ``cache``, the programs that JAX keeps, and ``processors`` of a
-    program of PyTorch. Data are "tuned tf.data" after trials, and "Python tf.data" where functions in Python take half
+    ``data``, ``framework``, ``backend`` of operations, ``cache``, the programs that JAX keeps, and ``processors``
+    that it may use. Data are "tuned tf.data" after trials, and "Python tf.data" where functions in Python take half
     of the pipeline.
     """
     data, named = steps.metadata.get("data"), distinct_ops(steps)

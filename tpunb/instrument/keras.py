@@ -263,7 +263,7 @@ def keras_metadata(
         "optimizer": lambda: None if model.optimizer is None else type(model.optimizer).__name__,
         "batch": lambda: _batch_size(x, batch_size),
         "data": lambda: _data_kind(x),
-        "eager": lambda: "Keras" if model.run_eagerly else None,
+        "eager": lambda: "Keras" if model.run_eagerly or _functions_run_eagerly() else None,
     }
     metadata: dict[str, str] = {}
     for name, read in properties.items():
@@ -271,6 +271,12 @@ def keras_metadata(
             if (value := read()) is not None:
                 metadata[name] = str(value)
     return metadata
+
+
+def _functions_run_eagerly() -> bool:
+    """Return whether TensorFlow compiles nothing, which computes for Keras."""
+    is_backend = sys.modules["keras"].config.backend() == "tensorflow"
+    return is_backend and bool(sys.modules["tensorflow"].config.functions_run_eagerly())
 
 
 def _steps_before(callbacks: Any) -> int | None:

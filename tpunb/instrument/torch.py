@@ -6,7 +6,6 @@ module warns of global hooks.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -101,8 +100,7 @@ def _settings(torch: Any, optimizer: Any) -> dict[str, str]:
     """Return what decides how fast steps compute: threads on a CPU, and double precision."""
     settings = dict[str, str]()
     with suppress(Exception):  # an optimizer of the program may hold anything
-        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        settings = {"threads": str(torch.get_num_threads()), "processors": str(processors)}
+        settings = {"threads": str(torch.get_num_threads())}
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         if parameters and all(each.dtype == torch.float64 for each in parameters):
             settings["dtype"] = "float64"

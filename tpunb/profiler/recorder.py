@@ -21,6 +21,7 @@ import polars as pl
 import psutil
 
 from tpunb import schema, signals
+from tpunb.frames.hardware import cpu_threads
 from tpunb.instrument import misfits
 from tpunb.io import run_folder
 from tpunb.io.run_folder import JournalRow
@@ -342,7 +343,7 @@ class RunRecorder:
             "overhead_interval": None if overhead is None else [overhead.low, overhead.high],
             "profiler_messages": sorted(self._messages),
             "not_known": misfits()[: LIMITS.most_messages],
-            "metadata": dict(self._clock.metadata),
+            "metadata": {"processors": str(cpu_threads()), **self._clock.metadata},
             "step_flops": next(iter(flops)) if len(flops := self._clock.step_flops) == 1 else None,
             "steps_before": self._clock.steps_before,
             "causes": True,
