@@ -83,6 +83,7 @@ def tried(name: str, budget_s: float) -> dict[str, Any]:
 
     command = [sys.executable, str(Path(__file__).resolve()), "--train", name]
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["ADVISED_PROGRAMS"] = str(Path(folder, "programs"))
         as_it_is = program()
         first = as_it_is.run()
         until_s = time.monotonic() + budget_s

@@ -7,6 +7,7 @@ about slow trainings. `REMEDIES` has the change that `tpunb try` applies to each
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 import time
 import zlib
@@ -306,7 +307,7 @@ def jax_compiles_many_losses(by_hand: bool) -> None:
     import jax.numpy as jnp
 
     if by_hand:
-        jax.config.update("jax_compilation_cache_dir", str(Path(tempfile.gettempdir(), "advised_programs")))
+        jax.config.update("jax_compilation_cache_dir", os.environ["ADVISED_PROGRAMS"])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 

@@ -41,6 +41,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import tpunb as tp
+from tpunb.analysis.advice import candidates
 from tpunb.analysis.verdict import verdict
 from tpunb.errors import NoSteps
 
@@ -103,7 +104,8 @@ def checked(run, truth):
                 _holds(goodput, each, truth["wasted_s"]) for each in (accounts, *([one] for one in accounts))
             )
     if cause := truth.get("not_cause"):
-        is_small = (answer.saves_ps or 0) / 1e12 < truth.get("gain_s", 0) / 2
+        wasted = candidates(phases).filter(id=answer.cause)["wasted_ps"].head(1).sum()
+        is_small = wasted / 1e12 < truth.get("gain_s", 0) / 2
         checks["repaired"] = is_small or not _names(answer, cause)
     if truth.get("healthy"):
         checks["healthy"] = answer.healthy

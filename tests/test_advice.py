@@ -512,7 +512,7 @@ OF_RUN = {
     "retracing": (RETRACED, {}, 6),
     "rebuilt models": ([(41 + 5 * i, 4, "program startup", "tracing the step of fit") for i in range(4)], {}, 12),
     "long startup": ([(41, 50, "program startup", "loading")], {}, 50),
-    "long evaluation": ([], {}, 28),
+    "long evaluation": ([], {}, 22.4),  # one of five remains
     "mode to evaluate": ([(41, 20, "evaluation", None)], {}, 20),
     "fits of one batch": ([(4 * i, 20, "fit", "fit") for i in range(10)], {}, 16),
     "eager steps": ([], {}, 30),  # a quarter in operations
@@ -549,10 +549,12 @@ def with_facts(rule, phases):
             phases, steps=replace(steps, devices=steps.devices.clear(), ops=ops, metadata={"eager": "Keras"})
         )
     if rule == "short steps":
-        frame = phases.steps.frame.with_columns(rule=pl.lit("keras"))
-        ops = phases.steps.ops.unique(["host", "step"]).with_columns(self_ps=pl.lit(S, pl.Int64))
-        ops = ops.with_columns(op=pl.lit("ReadVariableOp").cast(ops.schema["op"]))
-        return replace(phases, steps=replace(phases.steps, devices=phases.steps.devices.clear(), ops=ops, frame=frame))
+        steps = phases.steps
+        frame, ops = steps.frame.with_columns(rule=pl.lit("keras")), steps.ops.unique(["host", "step"])
+        name = pl.lit("ReadVariableOp").cast(ops.schema["op"])
+        ops, devices = ops.with_columns(op=name, self_ps=pl.lit(S, pl.Int64)), steps.devices.clear()
+        metadata = {"device kind": "CPU"}
+        return replace(phases, steps=replace(steps, devices=devices, ops=ops, frame=frame, metadata=metadata))
     if rule == "ended iterators":
         return replace(phases, steps=replace(phases.steps, metadata={"data": "tf.data"}))
     if rule == "debugging":
@@ -600,7 +602,7 @@ def with_frozen_model(phases, *, gradients_s=10, backward=4, trains="a.py:4 in g
     ],
 )
 def test_a_cache_of_programs_that_is_set_is_not_advised(cache, advised, setting):
-    phases = accounted((41, 50, "program startup", "loading"))
+    phases = accounted((41, 50, "program startup", "compiling jit(step)"))
     ops = phases.steps.ops.with_columns(op=pl.lit("PjitFunction").cast(phases.steps.ops.schema["op"]))
     phases = replace(phases, steps=replace(phases.steps, ops=ops, metadata={"cache": cache}))
     action = advise(phases).filter(rule="long startup")["action"].item()

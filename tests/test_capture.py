@@ -66,7 +66,7 @@ def test_run_json_holds_time_host_and_versions(tmp_path):
     assert run_json["versions"]["tpunb"]
     assert run_json["host"]
     assert run_json["overhead"] is None  # without steps nothing is measured
-    assert [*run_json["metadata"]] == ["processors"]  # nor does anybody say what ran
+    assert [*run_json["metadata"]] == ["processors", "machine_processors"]  # nor does anybody say what ran
     first = windows(run).row(0, named=True)
     assert (first["window"], first["reason"], first["error"]) == (0, "continuous", None)
     assert first["bytes"] > 0

@@ -434,7 +434,7 @@ def test_a_remedy_of_which_a_part_saved_nothing_is_advised_still(run):
         assert action in tp.advise(run)["action"].to_list()
         [found] = [each for each in tp.report(run).content["actions"] if each["try"] == action]
     assert found["tried"].startswith("with workers: no gain")
-    assert any(remedy.is_part for remedy in tp.analysis.cause("T203").remedies)
+    assert any(remedy.is_part for remedy in tp.analysis.cause("T101").remedies)
 
 
 @pytest.mark.live

@@ -138,7 +138,7 @@ def truth_of(arguments: Sequence[str]) -> Truth:
 
 
 def product(times: int, width: int = 256) -> None:
-    """Multiply matrices so many times, on one processor after the other."""
+    """Multiply matrices so many times."""
     a = np.ones((width, width), "float32") if times else None
     for _ in range(times):
         np.dot(a, a)

@@ -17,7 +17,7 @@ from tpunb.analysis.run_metrics import account_metrics
 from tpunb.analysis.scale_metrics import weight_update_ps
 from tpunb.analysis.slowdown import Slowdown, slowdown
 from tpunb.analysis.step_trace import StepTrace, open_trace
-from tpunb.analysis.storage import accelerator_utilisation
+from tpunb.analysis.storage_benchmark import accelerator_utilisation
 from tpunb.analysis.stragglers import Hosts, hosts
 from tpunb.analysis.verdict import Verdict, verdict
 from tpunb.frames.hardware import DEVICES, Device, device

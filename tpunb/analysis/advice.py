@@ -1,4 +1,4 @@
-"""What wastes the time of a run, ranked once by what it would save; advice is the list of it."""
+"""What wastes the time of a run, ranked once by how much; advice is the list of what to do about it."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from tpunb.frames.op_matrix import distinct_ops
 from tpunb.schema import ACCOUNTS, PEERS
 from tpunb.text import cut, duration, percent, plain, short, short_time
 
+_LEAST_PART = 1 / 3  # of a waste that its remedy saves, if there is another
 _COUNTED = 0.9  # share of busy time with known FLOPs below which utilisation is a lower bound
 PLACES = 2
 """Places that are named, and are together most of an account."""
@@ -46,7 +47,10 @@ _LATE_ACCOUNTS = ("preparation", "program startup")
 _NO_WASTE = ("productive", "profiler", "tuning", "resuming")
 _SCHEMA = {
     **schema.ADVICE,
-    **{"wasted_ps": pl.Int64(), "trial": pl.String(), "account": pl.String(), "late": pl.Boolean()},
+    "wasted_ps": pl.Int64(),
+    "trial": pl.String(),
+    "account": pl.String(),
+    "late": pl.Boolean(),
 }
 
 
@@ -56,10 +60,10 @@ def advise(
     """Return advice on each phase and on the run, most time saved first: ``tpunb.schema.ADVICE``.
 
     One row per cause of :data:`tpunb.analysis.CAUSES` that applies, and per phase or call that it applies to. The time
-    saved is an upper bound: all of the wait, or all time beyond a high utilisation. Rows of phases may concern the same
+    saved is an upper bound: all of the waste, or what the remedy can save of it. Rows of phases may concern the same
     time, so they do not add up; what the clock knows of the whole run is not listed again for its phases. Metrics of
     phases are those of the steps traced in full, extrapolated to all steps of the phase; causes with unknown metrics do
-    not apply. Phases without metrics come last, with nulls. Outliers count as a phase. Savings under 2 % of all step
+    not apply. Phases without metrics come last, with nulls. Outliers count as a phase. Wastes under 2 % of all step
     time are left out. Of a capture without steps, advice on calls is of the time of its devices.
 
     Parameters
@@ -146,7 +150,7 @@ def tried_on(steps: Steps) -> list[dict[str, Any]]:
 
 
 def _ranked(rows: pl.DataFrame, steps: Steps) -> pl.DataFrame:
-    """Return rows with what saves most first, without remedies that saved nothing when they were tried."""
+    """Return rows with what wastes most first, without remedies that saved nothing when they were tried."""
     refuted = [each for each in tried_on(steps) if each["decision"] == "not faster" and each["action"] not in _PARTLY]
     is_refuted = pl.any_horizontal(
         pl.lit(value=False),
@@ -178,7 +182,8 @@ def _idle_in_steps(run: Goodput) -> pl.DataFrame:
 
 def advise_phases(phases: Phases) -> pl.DataFrame:
     """Return the advice on phases alone, which costs no account of the run."""
-    return _ranked(_of_phases(phases, None, None), phases.steps).select(*schema.ADVICE)
+    found = _ranked(_of_phases(phases, None, None), phases.steps).select(*schema.ADVICE)
+    return found.sort("saves_ps", descending=True, nulls_last=True, maintain_order=True)
 
 
 def _of_phases(phases: Phases, roof: Roofline | None, run: Goodput | None) -> pl.DataFrame:
@@ -218,9 +223,9 @@ def _applied(level: str, sums: pl.DataFrame, run_ps: float, run: Goodput | None 
     for cause in causes:
         if not applies[cause.id].any():
             continue
-        applied = sums.with_columns(wasted=cause.saves.clip(0, 1)).filter(applies[cause.id])
+        applied = sums.with_columns(wasted=cause.wastes.clip(0, 1)).filter(applies[cause.id])
         applied = applied.with_columns(wasted_ps=pl.col("wasted") * pl.col("typical_ps"))
-        applied = applied.filter((pl.col("wasted_ps") >= LISTED_SHARE * run_ps).fill_null(True))
+        applied = applied.filter((pl.col("wasted_ps") >= LISTED_SHARE * max(run_ps, 1)).fill_null(True))
         applied = _with_remedies(cause, applied)
         for row in applied.iter_rows(named=True):
             account = cause.account or row.get("account")
@@ -245,10 +250,11 @@ def _applied(level: str, sums: pl.DataFrame, run_ps: float, run: Goodput | None 
 
 
 def _with_remedies(cause: Cause, applied: pl.DataFrame) -> pl.DataFrame:
-    """Add the number of the remedy of each row, the first whose evidence is there, and what it saves."""
+    """Add the number of the remedy of each row, the first whose evidence is there and that helps, and what it saves."""
     chosen, saved = pl.lit(None, pl.Int64), pl.col("wasted")
     for number, remedy in reversed([*enumerate(cause.remedies)]):
         fits = pl.lit(value=True) if remedy.when is None else remedy.when
+        fits &= (remedy.saves > _LEAST_PART * pl.col("wasted")).fill_null(value=True)
         chosen = pl.when(fits).then(pl.lit(number, pl.Int64)).otherwise(chosen)
         saved = pl.when(fits).then(remedy.saves).otherwise(saved)
     saves_ps = pl.min_horizontal(saved, "wasted") * pl.col("typical_ps")

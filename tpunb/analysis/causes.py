@@ -31,8 +31,8 @@ class Remedy:
     is_part
         Whether the trial is a part of it: one without gain does not refute the rest.
     saves
-        Share of the time that it saves at most, from the sums and from ``wasted``, what the cause could save; null if
-        unknown.
+        Share of the time that it saves at most, from the sums and from ``wasted``, that of the cause. One that saves
+        less than a third of it is not given if another fits.
     """
 
     text: str
@@ -63,8 +63,8 @@ class Cause:
         Account of ``tpunb.schema.ACCOUNTS`` whose time it is; None if it is of several, or of steps that compute.
     name
         Name, the ``rule`` of ``tpunb.schema.ADVICE``.
-    saves
-        Largest share of the time of the run, or of the phase, that could be saved; null if unknown.
+    wastes
+        Share of the time of the run, or of the phase, that is wasted: what could be saved at most; null if unknown.
     sentence
         Observation: a format of the sums, with one base for its percentages.
     remedies
@@ -78,7 +78,7 @@ class Cause:
     of
         Level of its sums: "account", "run", "phase", "devices" (of phases), "roofline" (of phases), "call" or "host".
     when
-        Condition, beside that it saves enough of the run to be listed.
+        Condition, beside that it wastes enough of the run to be listed.
     places
         Places of the account that are its own, where another cause has the others.
     """
@@ -86,7 +86,7 @@ class Cause:
     id: str
     account: str | None
     name: str
-    saves: pl.Expr
+    wastes: pl.Expr
     sentence: str
     remedies: tuple[Remedy, ...]
     evidence: str
@@ -103,7 +103,7 @@ class Cause:
         >>> cause("T104").needs
         ['restarting']
         """
-        return sorted({*self.when.meta.root_names(), *self.saves.meta.root_names()})
+        return sorted({*self.when.meta.root_names(), *self.wastes.meta.root_names()})
 
     @property
     def texts(self) -> dict[str, Any]:
@@ -134,7 +134,8 @@ def _is(column: str, *values: str) -> pl.Expr:
 NAMED_SHARE = 0.1
 """Share of run time from which a waste is one."""
 LISTED_SHARE = 0.02
-"""Share of run time from which a saving, or an account, is listed."""
+"""Share of run time from which a waste, or an account, is listed."""
+_ONE_OF_TEN, _ONE_OF_FIVE = 0.9 * pl.col("wasted"), 0.8 * pl.col("wasted")  # where only that remains
 WAITS = (
     pl.col("place")
     .str.contains(r" waits for | ← .*\.(get|put|join|wait|result|acquire|recv|communicate|poll)$")
@@ -154,7 +155,7 @@ _least = pl.when(pl.col("account") == "evaluation").then(_EVALUATES).otherwise(N
 _GENERAL = Cause(
     *("T001", None, "no known cause"),
     when=pl.col("rest") * (1 - pl.col("excused")) >= _least,
-    saves=pl.col("rest"),
+    wastes=pl.col("rest"),
     sentence="{subject} took {took}{mostly}",
     remedies=(),
     evidence="time of an account that no other cause explains, and samples of the thread that trains",
@@ -169,24 +170,22 @@ _GENERAL = Cause(
 
 HANDOVER_PS = 2e9
 """Time that a batch from a worker of a DataLoader takes in the program, and in the worker; measured, of one tensor."""
-_wasted, _handing = pl.col("wasted"), pl.col("handing").fill_null(0)
-_processors = pl.col("processors").cast(pl.Float64)
-# two workers read beside the steps, as far as there are processors for what is computed
-_handed = (2 * _handing / _processors).fill_null(0)
-_with_workers = pl.max_horizontal(
-    _wasted / 2 + _handing, pl.col("working") + _handing,
-    (_wasted + pl.col("working")) * pl.col("computing") + _handed)
-_by_workers = (_wasted + pl.col("working") - _with_workers).clip(0)
-_together = _wasted + pl.col("working")
+_wasted, _working, _handing = pl.col("wasted"), pl.col("working"), pl.col("handing").fill_null(0)
+_processors = pl.col("processors").cast(pl.Float64, strict=False).replace(0.0, None)
 
 
-def _by_threads(on: pl.Expr) -> pl.Expr:
-    """Return what a thread for each processor saves, if they compute on so many."""
-    computed = _together * pl.col("computing") * _processors / on
-    return (_together - pl.max_horizontal(_wasted / _processors, pl.col("working"), computed)).clip(0)
+def _beside(readers: pl.Expr | int, computed: pl.Expr, handing: pl.Expr | int = 0) -> pl.Expr:
+    """Return what readers beside the steps save; what is computed takes a time on all processors."""
+    taken = pl.max_horizontal(_wasted / readers + handing, _working + handing, computed)
+    return (_wasted + _working - taken).clip(0)
 
 
-_in_parallel, _in_python = _by_threads(_processors), _by_threads(pl.lit(1.0))
+_on_all = (_wasted + _working) * pl.col("computing")
+_on_one = _on_all * _processors  # as threads of Python compute
+_by_workers = _beside(2, _on_all + (2 * _handing / _processors).fill_null(0), _handing)
+_by_threads = _beside(_processors, _on_all)
+# more than one processor is busy where others than threads of Python compute
+_by_python = _beside(_processors, pl.when(pl.col("computing") * _processors < 1.5).then(_on_one))
 
 _INPUT = (
     Remedy(
@@ -195,31 +194,35 @@ _INPUT = (
     Remedy(
         "map in parallel, and store what runs in Python, or write it in TensorFlow's operations",
         "data = tp.tune(data).apply(data)", before="data.map(lambda x: tf.py_function(decode, [x], tf.float32))",
-        when=_is("data", "Python tf.data") & (_in_python > _wasted / 3), trial=Trial.PARALLEL_MAPS,
-        is_part=True, saves=_in_python),
+        when=_is("data", "Python tf.data"), trial=Trial.PARALLEL_MAPS,
+        is_part=True, saves=_by_python),
     Remedy(
         "store what runs in Python, where one thread runs at a time, or write it in TensorFlow's operations",
         "data.map(decode).cache()", before="data.map(decode)", when=_is("data", "Python tf.data")),
     Remedy(
         "prefetch, map in parallel, cache (in a notebook: %%tpupoint --tune)", "data = tp.tune(data).apply(data)",
         before="data = data.map(decode).batch(32)",
-        when=_is("data", "tf.data"), trial=Trial.PARALLEL_MAPS, is_part=True, saves=_in_parallel),
+        when=_is("data", "tf.data"), trial=Trial.PARALLEL_MAPS, is_part=True, saves=_by_threads),
     Remedy(
         "use larger batches, or run more steps per call", "model.compile(..., steps_per_execution=16)",
         when=_is("data", "arrays"), trial=Trial.STEPS_PER_CALL, is_part=True),
     Remedy(
         "give it workers, read more per batch at once",
         "PyDataset(workers=4, use_multiprocessing=True, max_queue_size=16)", when=_is("data", "PyDataset"),
-        trial=Trial.PYDATASET_WORKERS, is_part=True),
+        trial=Trial.PYDATASET_WORKERS, is_part=True, saves=_beside(4, _on_all)),
+    Remedy(
+        "cache what is prepared, or store it (Dataset.cache, Dataset.save): no processor is free to prepare it sooner",
+        when=_is("data", "tf.data", "PyDataset")),
     Remedy(
         "make batches in a keras.utils.PyDataset or a tf.data.Dataset, which prepare them ahead of the steps",
         when=_is("data", "generator")),
     Remedy(
         "give the DataLoader workers", "DataLoader(..., num_workers=2, persistent_workers=True)",
-        before="DataLoader(dataset, batch_size=32)", when=_is("data", "DataLoader") & (_by_workers > _wasted / 3),
+        before="DataLoader(dataset, batch_size=32)", when=_is("data", "DataLoader"),
         trial=Trial.WORKERS, saves=_by_workers),
     Remedy(
-        "prepare each example once and keep it, or transform whole batches: workers take as long to hand a batch over",
+        "prepare each example once and keep it, or transform whole batches: workers hand batches over, and share the "
+        "processors, in about the time that they save",
         when=_is("data", "DataLoader")),
     Remedy(
         "give it more workers (num_workers=), store prepared items, transform whole batches",
@@ -248,7 +251,7 @@ _OF_INPUT = (
     Cause(
         "T101", "data loading", "slow input",
         when=(pl.col("refitting") == 0)
-        & ((_waiting * (1 - pl.col("crowding")) > NAMED_SHARE) | (_waiting > pl.col("productive"))), saves=_waiting,
+        & ((_waiting * (1 - pl.col("crowding")) > NAMED_SHARE) | (_waiting > pl.col("productive"))), wastes=_waiting,
         sentence="Waiting for input took {took}{mostly}", remedies=_INPUT,
         evidence=f"{_CLOCK}from the request of a batch until it is there",
         source="over 10 % of step time: XProf's InputBoundRule",
@@ -256,7 +259,7 @@ _OF_INPUT = (
         "slow down as much; or the storage has no more bandwidth"),
     Cause(
         "T102", "data loading", "new iterators",
-        when=_anew, saves=pl.col("anew"),
+        when=_anew, wastes=pl.col("anew"),
         sentence="New iterators, which Keras makes at the end of each epoch, and waits for their first batches took "
         "{took}",
         remedies=(
@@ -271,7 +274,7 @@ _OF_INPUT = (
         source="https://keras.io/api/models/model_training_apis: fit, steps_per_epoch",
         no_fault="the data differ from epoch to epoch"),
     Cause(
-        "T103", "data loading", "ended iterators", saves=pl.col("ended"),
+        "T103", "data loading", "ended iterators", wastes=pl.col("ended"),
         sentence="Iterators of tf.data that end, and wait for the thread of its autotuning, took {took}",
         remedies=(
             Remedy(
@@ -284,23 +287,23 @@ _OF_INPUT = (
         source="stacks of threads: RootDataset::Iterator waits for Model::OptimizeLoop (TensorFlow 2.21)",
         no_fault="the run is short: most ends take 0.1 s, and few of them seconds"),
     Cause(
-        "T104", "data loading", "restarted workers", saves=pl.col("restarting"),
+        "T104", "data loading", "restarted workers", wastes=pl.col("restarting"),
         sentence="Workers of a DataLoader, which start anew in each of its passes, took {took}",
         remedies=(
             Remedy(
                 "keep the workers of the DataLoader", "DataLoader(..., persistent_workers=True)",
                 before="DataLoader(dataset, num_workers=2)", trial=Trial.KEPT_WORKERS),),
-        evidence=f"{_CLOCK}starts of workers, and the wait for the first batch beyond a usual one",
+        evidence=f"{_CLOCK}ends and starts of workers, and the wait for the first batch beyond a usual one",
         source="https://docs.pytorch.org/docs/stable/data.html: persistent_workers",
         no_fault="the workers hold data of one epoch, which must go"),
     Cause(
         "T105", "data loading", "input", when=pl.col("input") * (1 - pl.col("crowding")) > NAMED_SHARE,
-        saves=pl.col("input"), sentence="Waiting for input takes {input} of the phase's step time", remedies=_INPUT,
+        wastes=pl.col("input"), sentence="Waiting for input takes {input} of the phase's step time", remedies=_INPUT,
         evidence=f"{_FULL}infeed of the device, and its idle time while the host waits for input",
         source="TPUPoint VI.B, observations 3 and 4; over 10 % of step time: XProf's InputBoundRule",
         no_fault="as T101", of="phase"),
     Cause(
-        "T106", "data loading", "stall", saves=pl.col("stall"),
+        "T106", "data loading", "stall", wastes=pl.col("stall"),
         sentence="Its steps run the same {stalled_side} operations as those of {twin}, but take {step_ps} instead of "
         "{twin_ps}; {stall_ps} of this is {stalled}",
         remedies=(
@@ -324,7 +327,7 @@ _prepared = pl.col("preparation") - pl.col("importing").fill_null(0)
 _OF_STARTUP = (
     Cause(
         "T201", "program startup", "retracing",
-        when=pl.col("retraced").is_not_null(), saves=pl.col("retracing"),
+        when=pl.col("retraced").is_not_null(), wastes=pl.col("retracing"),
         sentence="Tracing and compiling again took {took}: mostly {retraced}, {again}, for {reason}{at}",
         remedies=(
             Remedy(
@@ -349,7 +352,7 @@ _OF_STARTUP = (
         source="https://www.tensorflow.org/guide/function, on retracing",
         no_fault="few shapes, each of which is used often: they are compiled once each"),
     Cause(
-        "T202", "program startup", "rebuilt models", saves=pl.col("rebuilding"),
+        "T202", "program startup", "rebuilt models", wastes=pl.col("rebuilding"),
         sentence="Tracing and compiling the steps of {models} models took {took} after the first",
         remedies=(
             Remedy(
@@ -361,17 +364,17 @@ _OF_STARTUP = (
         no_fault="the models differ"),
     Cause(
         "T203", "program startup", "long startup",
-        when=(pl.col("first") > pl.col("productive")) & (pl.col("first") > 2 * _again), saves=pl.col("first"),
+        when=(pl.col("first") > pl.col("productive")) & (pl.col("first") > 2 * _again), wastes=pl.col("first"),
         sentence="Tracing, compiling and first runs took {took}{mostly}",
         remedies=(
             Remedy("train longer per run: programs are kept already", when=_is("cache", "all")),
             Remedy(
-                "train longer per run, or keep programs that compile within a second, too",
-                _KEEP_ALL, when=_is("cache", "slow"), trial=Trial.KEPT_PROGRAMS, is_part=True,
-                saves=pl.col("compiling")),
+                "keep programs that compile within a second, too, or train longer per run",
+                _KEEP_ALL, when=_is("cache", "slow"), trial=Trial.KEPT_PROGRAMS, saves=pl.col("compiling")),
             Remedy(
-                "train longer per run, or keep programs", _JAX_CACHE, when=_is("backend", "JAX"),
-                trial=Trial.KEPT_PROGRAMS, is_part=True, saves=pl.col("compiling")),
+                "keep programs, or train longer per run", _JAX_CACHE, when=_is("backend", "JAX"),
+                trial=Trial.KEPT_PROGRAMS, saves=pl.col("compiling")),
+            Remedy("train longer per run: most of it is not compilation", when=_is("backend", "JAX")),
             Remedy(
                 "train longer per run: TensorFlow keeps no cache of what it traces",
                 when=_is("framework", "Keras", "TensorFlow")),
@@ -380,7 +383,7 @@ _OF_STARTUP = (
         evidence=f"{_CLOCK}tracing, lowering, compilation, and first runs of what was traced",
         source="longer than training", no_fault="a run that is short on purpose, such as a test"),
     Cause(
-        "T204", "program startup", "compile", saves=pl.col("compiled_ps") / pl.col("typical_ps"),
+        "T204", "program startup", "compile", wastes=pl.col("compiled_ps") / pl.col("typical_ps"),
         sentence="Compilation takes {compiled_ps}",
         remedies=(
             Remedy("train longer per run: programs are kept already", when=_is("cache", "all")),
@@ -394,12 +397,12 @@ _OF_STARTUP = (
         evidence=f"{_FULL}compilation in the first step of a kind",
         source="https://docs.jax.dev/en/latest/persistent_compilation_cache.html", no_fault="as T203", of="phase"),
     Cause(
-        "T205", "program startup", "recompile", saves=pl.col("recompile"),
+        "T205", "program startup", "recompile", wastes=pl.col("recompile"),
         sentence="Recompilation after the first step takes {recompile} of the phase's step time", remedies=(_ONCE,),
         evidence=f"{_FULL}compilation in later steps of a kind",
         source="https://www.tensorflow.org/guide/function, on retracing", no_fault="as T201", of="phase"),
     Cause(
-        "T206", "preparation", "fits of one batch", saves=pl.col("refitting"),
+        "T206", "preparation", "fits of one batch", wastes=pl.col("refitting"),
         sentence="Beginning and ending fits of one batch each took {took}",
         remedies=(
             Remedy(
@@ -410,7 +413,7 @@ _OF_STARTUP = (
         no_fault="callbacks or metrics of each fit are used"),
     Cause(
         "T207", "preparation", "preparation",
-        when=_prepared > pl.max_horizontal("productive", "importing"), saves=_prepared,
+        when=_prepared > pl.max_horizontal("productive", "importing"), wastes=_prepared,
         sentence="Preparation before and between trainings took {took}{mostly}",
         remedies=(Remedy("cache prepared data, build the model once, train longer per run"),),
         evidence=f"{_CLOCK}time before the first step, between fits, and after the last step",
@@ -423,14 +426,14 @@ _OF_STEPS = (
     Cause(
         "T301", None, "eager steps",
         when=pl.col("eager").is_not_null() & (pl.col("stepping") > 0.3 * (1 - pl.col("profiler"))),
-        saves=pl.col("dispatching"), sentence="The steps run operation by operation, {took}{mostly}",
+        wastes=pl.col("dispatching"), sentence="The steps run operation by operation, {took}{mostly}",
         remedies=(
             Remedy(
                 "compile the model without run_eagerly=True, and leave tf.config.run_functions_eagerly at False",
                 when=_is("eager", "Keras"), trial=Trial.COMPILED),
             Remedy(
                 "read an array once, and loop over what was read", "for each in np.asarray(array): ...",
-                before="for each in array: float(each)", when=_is("dispatches", "reads")),
+                before="for each in array: float(each)", when=_is("dispatches", "reads") & _is("eager", "JAX")),
             Remedy(
                 "compile the whole step, the optimizer's apply within", "step = tf.function(step)",
                 when=_is("eager", "TensorFlow")),
@@ -445,17 +448,17 @@ _OF_STEPS = (
         no_fault="the program is debugged"),
     Cause(
         "T314", None, "short steps", when=pl.col("calling") > pl.col("stepping") / 2,
-        saves=pl.col("calling"),
-        sentence="Steps of {step_ps} are mostly their call, not operations, {took}",
+        wastes=pl.col("calling"),
+        sentence="Calling the compiled step took {took}: operations run in less than half of it",
         remedies=(
             Remedy(
                 "run more steps per call, or larger batches", "model.compile(..., steps_per_execution=16)",
                 before="model.compile(...)", trial=Trial.STEPS_PER_CALL, is_part=True),),
         evidence=f"{_FULL}operations on the CPU, as a share of the time of steps",
-        source="half of the time of steps: as for a healthy run",
-        no_fault="a larger batch trains worse, and a callback needs each batch"),
+        source="over half of the time of steps; measured: 16 steps per call save that much",
+        no_fault="a larger batch trains worse, or a callback needs each batch"),
     Cause(
-        "T302", None, "slowing steps", saves=pl.col("slowing"),
+        "T302", None, "slowing steps", wastes=pl.col("slowing"),
         sentence="The steps take longer and longer, {took} beyond what the first quarter of them takes",
         remedies=(
             Remedy(
@@ -469,7 +472,7 @@ _OF_STEPS = (
         source="rank correlation with the number of the step",
         no_fault="the work of a step grows by design: longer sequences, larger images, a fuller buffer"),
     Cause(
-        "T303", "step time deviation", "garbage collection", saves=pl.col("collecting"),
+        "T303", "step time deviation", "garbage collection", wastes=pl.col("collecting"),
         sentence="Steps slower than usual, for the garbage collection of Python, took {took}",
         remedies=(
             Remedy(
@@ -482,14 +485,14 @@ _OF_STEPS = (
         no_fault="objects that refer to each other in circles must go, or memory grows"),
     Cause(
         "T304", "step time deviation", "crowded steps",
-        when=(pl.col("crowded") > 0.25) & pl.col("others").is_not_null(), saves=pl.col("crowded"),
+        when=(pl.col("crowded") > 0.25) & pl.col("others").is_not_null(), wastes=pl.col("crowded"),
         sentence="Steps slower than usual took {took}: the machine was busy, {others}",
         remedies=(Remedy("measure again on an idle machine"),),
         evidence="processors that other programs used, by second",
         source="a quarter of the run: below, equal runs of this machine differ as much",
         no_fault="other programs run there always"),
     Cause(
-        "T305", None, "growing memory", when=pl.col("growth") > 0, saves=_UNKNOWN,
+        "T305", None, "growing memory", when=pl.col("growth") > 0, wastes=_UNKNOWN,
         sentence="The memory of the process grows steadily, by {growth} GiB an hour, to {memory} GiB",
         remedies=(
             Remedy(
@@ -499,27 +502,27 @@ _OF_STEPS = (
         source="growth in three of four of these seconds, and by a fifth",
         no_fault="a buffer of the program fills, such as that of a shuffle or of a replay"),
     Cause(
-        "T306", None, "debugging", when=pl.col("debug").is_not_null(), saves=_UNKNOWN,
+        "T306", None, "debugging", when=pl.col("debug").is_not_null(), wastes=_UNKNOWN,
         sentence="{debug} is on, and checks each operation",
         remedies=(Remedy("turn it off once the fault is found", trial=Trial.NO_ANOMALY_DETECTION),),
         evidence="the setting of the library",
         source="https://docs.pytorch.org/docs/stable/autograd.html: anomaly detection",
         no_fault="the fault is not found yet"),
     Cause(
-        "T307", None, "unseen", when=(pl.col("full") == 0) & (pl.col("phase") >= 0), saves=_UNKNOWN,
+        "T307", None, "unseen", when=(pl.col("full") == 0) & (pl.col("phase") >= 0), wastes=_UNKNOWN,
         sentence="No step of it was traced in full",
         remedies=(Remedy("capture longer or more windows: tpunb.Schedule(window=..., every=..., budget=...)"),),
         evidence="windows of the profiler", source="a step's metrics are known if a window holds all of it",
         no_fault="its operations are of no interest", of="phase"),
     Cause(
-        "T312", STANDING, STANDING, saves=pl.col("standing"),
+        "T312", STANDING, STANDING, wastes=pl.col("standing"),
         sentence="The training stood still for {took}{mostly}",
         remedies=(),
         evidence=f"{_CLOCK}no step, and nothing at work that may last; stacks of all threads",
         source="no step for the longer of 15 s and ten usual steps", no_fault="it was paused on purpose"),
     Cause(
         "T308", None, "frozen model", when=pl.col("frozen_at").is_not_null(),
-        saves=pl.col("frozen"),
+        wastes=pl.col("frozen"),
         sentence="A model that takes no gradients runs in the steps, {took}: mostly {frozen_at}",
         remedies=(
             Remedy(
@@ -530,7 +533,7 @@ _OF_STEPS = (
         source="a gradient takes about twice the operations of its forward pass",
         no_fault="its inputs differ each time, such as by augmentation"),
     Cause(
-        "T309", None, "double precision", saves=pl.col("double"),
+        "T309", None, "double precision", wastes=pl.col("double"),
         sentence="The steps compute in float64 throughout: float32 takes half of the time and memory, {took} at most",
         remedies=(
             Remedy(
@@ -547,7 +550,8 @@ _OF_STEPS = (
         source="a vector unit holds half as many numbers of twice the size",
         no_fault="the problem needs double precision"),
     Cause(
-        "T310", None, "few threads", when=pl.col("unthreaded") * (1 - pl.col("crowding")) > NAMED_SHARE, saves=_UNKNOWN,
+        "T310", None, "few threads", when=pl.col("unthreaded") * (1 - pl.col("crowding")) > NAMED_SHARE,
+        wastes=_UNKNOWN,
         sentence="PyTorch uses {threads} of {processors} processors, as its number of threads is set: all of them save "
         "{unthreaded} of run time at most",
         remedies=(
@@ -558,7 +562,7 @@ _OF_STEPS = (
         source="https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html",
         no_fault="other processes of the job use the other processors"),
     Cause(
-        "T311", None, "padding", when=_is("framework", "PyTorch"), saves=pl.col("padding"),
+        "T311", None, "padding", when=_is("framework", "PyTorch"), wastes=pl.col("padding"),
         sentence="The steps compute padding for {took}, if all positions of a batch take as long: all batches have one "
         "width, and their masks leave the rest out",
         remedies=(
@@ -578,7 +582,7 @@ _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, 
 
 _OF_THE_PROGRAM = (
     Cause(
-        "T401", "program code", "program code", saves=pl.col("code") - pl.col("waited"), places=~WAITS,
+        "T401", "program code", "program code", wastes=pl.col("code") - pl.col("waited"), places=~WAITS,
         sentence="Code of the program took {took}{mostly}",
         remedies=(
             Remedy(
@@ -589,7 +593,7 @@ _OF_THE_PROGRAM = (
         source="samples of the stack", no_fault="it is the work of the training, such as the environment of an agent"),
     Cause(
         "T402", "callbacks", "slow callbacks", when=pl.col("callback").is_not_null(),
-        saves=pl.col("callbacks"), sentence="Callbacks took {took}{mostly}",
+        wastes=pl.col("callbacks"), sentence="Callbacks took {took}{mostly}",
         remedies=(
             Remedy(
                 "call it less often, and the model in it on whole batches, not on each example",
@@ -598,7 +602,7 @@ _OF_THE_PROGRAM = (
         evidence=f"{_CLOCK}each callback", source="https://keras.io/api/callbacks",
         no_fault="what it computes changes the training"),
     Cause(
-        "T403", "checkpoint save", "checkpoint saves", saves=pl.col("unplanned"),
+        "T403", "checkpoint save", "checkpoint saves", wastes=pl.col("unplanned"),
         sentence=f"Saving checkpoints took {{took}}{SAVES}",
         remedies=(
             Remedy(
@@ -606,19 +610,19 @@ _OF_THE_PROGRAM = (
                 when=_is("saves", "background")),
             Remedy(
                 "save less often or in the background; tp.advise(run, failure_every_h=...) computes the interval",
-                trial=Trial.RARE_SAVES, saves=0.9 * _wasted)),
+                trial=Trial.RARE_SAVES, saves=_ONE_OF_TEN)),
         evidence=f"{_CLOCK}saves, as far as the program waits for them",
         source="https://orbax.readthedocs.io/en/stable/guides/checkpoint/async_checkpointing.html",
         no_fault="failures are frequent: `failure_every_h` of `tp.advise` weighs them"),
     Cause(
         "T404", "checkpoint save", "checkpoint interval", when=_every < _best / 1.5,
-        saves=pl.col("saving") * (1 - _every / _best),
+        wastes=pl.col("saving") * (1 - _every / _best),
         sentence="Checkpoints are saved once in {save_every_ps}, each in {save_ps}; least time is lost with one in "
         "{save_best_ps}",
         remedies=(Remedy("save less often"),), evidence=f"{_CLOCK}saves; the time between failures that is given",
         source=_YOUNG, no_fault="checkpoints have other uses"),
     Cause(
-        "T405", "checkpoint save", "rare checkpoints", when=_every > _best * 1.5, saves=_UNKNOWN,
+        "T405", "checkpoint save", "rare checkpoints", when=_every > _best * 1.5, wastes=_UNKNOWN,
         sentence="Checkpoints are saved once in {save_every_ps}; with these failures least time is lost with one in "
         "{save_best_ps}",
         remedies=(Remedy("save more often"),), evidence=f"{_CLOCK}saves; the time between failures that is given",
@@ -626,20 +630,20 @@ _OF_THE_PROGRAM = (
     Cause(
         "T406", "evaluation", "long evaluation",
         when=(pl.col("evaluation") > pl.min_horizontal("productive", _EVALUATES)) & ~_is("evaluates", "mode"),
-        saves=pl.col("evaluation"), sentence="Evaluation took {took}{mostly}",
+        wastes=pl.col("evaluation"), sentence="Evaluation took {took}{mostly}",
         remedies=(
             Remedy(
                 "call the model on its batch, not predict, which sets up anew", "model(x, training=False)",
                 before="model.predict(x)", when=_is("evaluates", "predict"), trial=Trial.CALLED_MODEL),
             Remedy(
                 "evaluate every few epochs, or on fewer batches", "model.fit(..., validation_freq=5)",
-                when=_is("framework", "Keras"), trial=Trial.RARE_EVALUATION, saves=0.8 * _wasted),
-            Remedy("evaluate every few epochs, or on fewer batches")),
+                when=_is("framework", "Keras"), trial=Trial.RARE_EVALUATION, saves=_ONE_OF_FIVE),
+            Remedy("evaluate every few epochs, or on fewer batches", saves=_ONE_OF_FIVE)),
         evidence=f"{_CLOCK}evaluations, and steps that only measure",
         source="longer than training, or a fifth of the run",
         no_fault="the evaluation is what the run is for"),
     Cause(
-        "T407", "checkpoint save", "checkpoint", saves=pl.col("checkpoint"),
+        "T407", "checkpoint save", "checkpoint", wastes=pl.col("checkpoint"),
         sentence="Saving checkpoints takes {checkpoint} of the phase's step time",
         remedies=(
             Remedy("save less often, or in the background (asynchronous checkpoints, such as those of Orbax)"),),
@@ -647,14 +651,14 @@ _OF_THE_PROGRAM = (
         source="https://orbax.readthedocs.io/en/stable/guides/checkpoint/async_checkpointing.html",
         no_fault="as T403", of="phase"),
     Cause(
-        "T408", None, "summary", saves=pl.col("summary"),
+        "T408", None, "summary", wastes=pl.col("summary"),
         sentence="Writing summaries takes {summary} of the phase's step time",
         remedies=(Remedy("write summaries less often, with fewer histograms and images"),),
         evidence=f"{_FULL}operations that write summaries", source="TPUPoint VI.B, observation 3",
         no_fault="they are read", of="phase"),
     Cause(
         "T409", "evaluation", "mode to evaluate", when=_is("evaluates", "mode"),
-        saves=pl.col("evaluation"), sentence="A model in its mode to evaluate took {took}{mostly}",
+        wastes=pl.col("evaluation"), sentence="A model in its mode to evaluate took {took}{mostly}",
         remedies=(
             Remedy(
                 "let a policy that acts in it act in several environments at once, or evaluate less often"),
@@ -662,7 +666,7 @@ _OF_THE_PROGRAM = (
         evidence=f"{_CLOCK}from the mode of a model to evaluate until that to train; no batch is fetched in it",
         source="as T101", no_fault="the moves are what the policy learns from"),
     Cause(
-        "T410", "program code", "waits for another thread", saves=pl.col("waited"), places=WAITS,
+        "T410", "program code", "waits for another thread", wastes=pl.col("waited"), places=WAITS,
         sentence="The training waited {took} for {awaited_at}{mostly}",
         remedies=(Remedy("make what it waits for faster, or share its work among processes"),),
         evidence=f"{_CLOCK}time between steps; samples of the thread that trains, and of those that work meanwhile",
@@ -688,7 +692,7 @@ def _headroom(number: str, bound: str, action: str) -> Cause:
     return Cause(
         *(number, None, f"{bound} headroom"),
         when=(pl.col("bound") == bound) & (pl.col("headroom") > 1 - _HIGH),
-        saves=pl.col("busy") * pl.col("headroom"),
+        wastes=pl.col("busy") * pl.col("headroom"),
         sentence=f"Its operations could save {{headroom}} of their self time at the roof, mostly that of {bound}",
         remedies=(Remedy(action),),
         evidence="FLOPs and bytes of operations, and the peaks of the device",
@@ -718,8 +722,10 @@ _OF_DEVICES = (
         "{reads} of the phase's step time",
         Remedy(
             "call loss.item(), float(loss), print or .cpu() in fewer steps, or one step later",
-            when=_is("framework", "PyTorch"), trial=Trial.RARE_READS, saves=0.9 * _wasted),
-        Remedy("read what the device computes in fewer steps, or one step later"),
+            when=_is("framework", "PyTorch"), trial=Trial.RARE_READS, saves=_ONE_OF_TEN),
+        Remedy(
+            "read what the device computes in fewer steps, or one step later",
+            saves=_ONE_OF_TEN),
         evidence=f"{_FULL}idle time after the host waited for the device",
         source="HTA's host wait, up to the time that the host waited before",
         no_fault="the next step depends on what is read"),
@@ -763,7 +769,7 @@ _OF_DEVICES = (
         evidence=f"{_FULL}operations that call Python", source="XProf's DebugPrintRule",
         no_fault="the step needs what Python returns"),
     Cause(
-        "T509", None, "memory", when=(_hbm > _HIGH) & (_mxu < _LOW), saves=_to_high,
+        "T509", None, "memory", when=(_hbm > _HIGH) & (_mxu < _LOW), wastes=_to_high,
         sentence="Memory-bound: {hbm} of HBM bandwidth, but {mxu} of MXU peak used",
         remedies=(
             Remedy(
@@ -774,7 +780,7 @@ _OF_DEVICES = (
     Cause(
         "T510", None, "batch",
         when=(pl.max_horizontal(_mxu, _hbm) < _LOW) & (pl.max_horizontal("any_idle", "waits") < NAMED_SHARE),
-        saves=_to_high,
+        wastes=_to_high,
         sentence="Not input-bound, but {mxu} of MXU peak and {hbm} of HBM bandwidth used",
         remedies=(Remedy("use larger batches, in multiples of 8 and 128"),),
         evidence=f"{_FULL}utilisation that the profiler counts",
@@ -791,7 +797,7 @@ _PODS = "Kumar et al.: Scale MLPerf-0.6 models on Google TPU-v3 Pods, 2019, http
 _OF_RANKS = (
     Cause(
         "T601", PEERS, "uneven ranks", when=pl.col("peers") * (1 - pl.col("crowding")) > NAMED_SHARE,
-        saves=pl.col("peers"),
+        wastes=pl.col("peers"),
         sentence="Waiting for other ranks took {took}{mostly}",
         remedies=(
             Remedy(
@@ -800,7 +806,7 @@ _OF_RANKS = (
         evidence=f"{_CLOCK}waits in collectives beyond those of the rank that came last",
         source="as T101", no_fault="other programs kept all processors busy meanwhile"),
     Cause(
-        "T602", PEERS, "slow rank", when=pl.col("has_place"), saves=pl.col("costs"),
+        "T602", PEERS, "slow rank", when=pl.col("has_place"), wastes=pl.col("costs"),
         sentence="{host} delays the other ranks by {took}: {why}",
         remedies=(
             Remedy(
@@ -811,13 +817,13 @@ _OF_RANKS = (
         no_fault="the rank does work that the job needs, and no other could", of="host"),
     Cause(
         "T603", None, "straggling host", when=~pl.col("has_place"),
-        saves=pl.col("costs"), sentence="Host {host} delays the others by {took} (cause: {cause})",
+        wastes=pl.col("costs"), sentence="Host {host} delays the others by {took} (cause: {cause})",
         remedies=(Remedy("replace or repair the host, or give it an equal share of input and work"),),
         evidence="runs of collectives on each device",
         source="tp.hosts: what the job would gain if it came second-last", no_fault="as T602", of="host"),
     Cause(
         "T604", None, "replicated update", when=pl.col("replicas") > 1,
-        saves=pl.col("update") * (1 - 1 / pl.col("replicas")),
+        wastes=pl.col("update") * (1 - 1 / pl.col("replicas")),
         sentence="The weight update takes {update} of the phase's step time ({update_source}) on each of {replicas} "
         "devices that reduce their gradients",
         remedies=(
@@ -827,7 +833,7 @@ _OF_RANKS = (
     Cause(
         "T605", "evaluation", "undistributed evaluation",
         when=(pl.col("main") == "eval") & (pl.col("devices") < pl.col("train_devices")),
-        saves=1 - pl.col("devices") / pl.col("train_devices"),
+        wastes=1 - pl.col("devices") / pl.col("train_devices"),
         sentence="Evaluation uses {devices} of the {train_devices} devices that train",
         remedies=(Remedy("distribute the evaluation over all devices, with its last batch padded"),),
         evidence=f"{_FULL}devices that work", source=f"{_PODS}: distributed evaluation",
@@ -835,7 +841,7 @@ _OF_RANKS = (
     Cause(
         "T606", None, "small batch per device",
         when=(pl.col("intensity") < pl.col("ridge")) & (pl.col("device_batch") <= 8) & (pl.col("devices") > 1),
-        saves=_UNKNOWN,
+        wastes=_UNKNOWN,
         sentence="With {device_batch} examples per device its operations do {intensity} FLOP/byte, left of the ridge "
         "at {ridge}",
         remedies=(

@@ -184,11 +184,16 @@ def crowding(load: pl.DataFrame) -> float:
 
 
 def computing(steps: Steps) -> float | None:
-    """Return the share of all processors that the job used from its first step to its last, 0 to 1; None if unknown."""
+    """Return the share of its processors that the job used from its first step to its last, 0 to 1; None if unknown."""
     if steps.wall is None or steps.frame.is_empty():
         return None
     begin, end = steps.frame["start_ps"].min(), (steps.frame["start_ps"] + steps.frame["dur_ps"]).max()
-    return steps.wall.load.filter(pl.col("start_ps").is_between(begin, end))["cpu"].mean()  # type: ignore[return-value]
+    shares = steps.wall.load.filter(pl.col("start_ps").is_between(begin, end))["cpu"].drop_nulls()
+    if shares.is_empty():
+        return None
+    counts = [steps.metadata.get(name, "") for name in ("machine_processors", "processors")]
+    of_machine, own = (int(each) if each.isdecimal() and int(each) else 1 for each in counts)
+    return min(float(shares.to_numpy().mean()) * max(of_machine / own, 1.0), 1.0)  # it may not use all of the machine
 
 
 def goodput(run: Run) -> Goodput:

@@ -493,7 +493,7 @@ def _time(time_ps: float, evidence: str) -> dict[str, Any]:
 
 
 def _seconds(time_ps: Any) -> float:
-    return float(f"{time_ps / 1e12:.6g}")  # whose text is rounded once
+    return float(f"{time_ps / 1e12:.6g}")  # more digits than any text, which is rounded again
 
 
 def _gib(size: Any) -> str:

@@ -30,7 +30,7 @@ _FEWEST_SLOWING, _RISES = 20, 0.7  # steps; rank correlation of their processor 
 _IMPORTS = r" ← import | \(imports\)$"
 _SLEEP = " ← time.sleep"  # which no processor shortens
 _COLLECTS = r" ← (gc\.)?collect$"
-_READS = r" ← (float|int|bool|.*\.(item|tolist))$"
+_READS = r" ← (float|int|bool|.*\.item)$"
 _CALLS = r" ← .*\bmodel(\.predict|\.predict_on_batch)?$"  # in a callback
 _TEXTS = {  # metrics of the run that are no figures
     *("callback", "retraced", "reason", "changed", "models", "data", "saves", "waits", "evaluates", "eager", "debug"),
@@ -106,7 +106,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken |= {"retracing": min(retracing_ps, taken["startup"]), "rebuilding": min(rebuilding_ps, taken["startup"])}
     taken["first"] = taken["startup"] - max(taken["retracing"], taken["rebuilding"])
     collecting = run.frame.filter(account="step time deviation", detail="garbage collection")
-    compiling = run.frame.filter(pl.col("account") == "program startup", pl.col("detail").str.starts_with("compiling "))
+    compiles = pl.col("detail").str.starts_with("compiling ") & ~pl.col("detail").str.contains(" again")
+    compiling = run.frame.filter(compiles, account="program startup")
     taken["compiling"] = int(compiling["time_ps"].sum()) // run.hosts
     anew = run.frame.filter(account="data loading", detail=NEW_ITERATOR)
     taken["anew"] = int(anew["time_ps"].sum()) // run.hosts
@@ -118,7 +119,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     )
     begun_ps = {
         "starting": workers.filter(~pl.col("later"))["time_ps"].sum(),
-        "restarting": workers.filter("later")["time_ps"].sum() + _ends_ps(phases.steps, workers.height),
+        "restarting": workers.filter("later")["time_ps"].sum() + _ends_ps(phases.steps, workers.filter("later")),
         "awaiting": _starts(phases.steps, NEW_ITERATOR)["wait_ps"].sum(),
     }
     for name, time_ps in begun_ps.items():
@@ -144,7 +145,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     )
     eager = _eager(phases.steps)
     taken["dispatching"] = round(taken["stepping"] * (1 - _in_kernels(phases.steps, eager)))
-    taken["calling"] = 0 if eager else _calling_ps(phases.steps, taken["stepping"], run.hosts)
+    taken["calling"] = 0 if eager else _calling_ps(phases.steps, taken["productive"] + taken["idle"], run.hosts)
     frozen_at, taken["frozen"] = _frozen(run, phases.steps)
     taken["padding"] = round(taken["productive"] * _padding(phases.steps))
     taken["double"] = taken["productive"] // 2 if _is_double(phases.steps) else 0
@@ -182,10 +183,9 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         "waits": "collector" if _is_mostly_at(run.places, "program code", _COLLECTS) else None,
         "awaited_at": awaited_at,
         "evaluates": _evaluates(phases.steps),
-        "dispatches": "reads" if _is_mostly_at(run.places, "productive", _READS) else None,
+        "dispatches": "reads" if _reads_much(phases.steps, run) else None,
         "collects": "program" if _collects(phases.steps, run) else None,
         "calls": "model" if _is_mostly_at(run.places, "callbacks", _CALLS) else None,
-        "step_ps": phases.steps.frame.filter(kind="train")["dur_ps"].median(),
         "save_ps": taken["saving"] / saves if saves else None,
         "save_every_ps": run.wall_ps / saves if saves else None,
         "save_best_ps": None,
@@ -245,9 +245,10 @@ def _reads_tf_data(steps: Steps) -> bool:
 
 
 def _starts(steps: Steps, what: str) -> pl.DataFrame:
-    """Return (later, span_ps, wait_ps) of each start of what gives batches: its time, and that until the first batch.
+    """Return (host, start_ps, later, span_ps, wait_ps) of each start of what gives batches.
 
-    The wait is that beyond a usual one, of steps that train; the first start on a host is not later.
+    Its time, and the wait for the first batch beyond a usual one, of steps that train; the first start on a host is not
+    later.
     """
     wall, waits = steps.wall or WallClock(0), steps.frame.drop_nulls("input_ps").filter(pl.col("kind") != "eval")
     beyond = (pl.col("input_ps") - pl.col("input_ps").median().over("host")).clip(0).cast(pl.Int64)
@@ -257,15 +258,29 @@ def _starts(steps: Steps, what: str) -> pl.DataFrame:
     starts = starts.with_columns(later=pl.int_range(pl.len()).over("host") > 0, span_ps="dur_ps")
     found = starts.join_asof(waits, on="start_ps", by="host", strategy="forward", check_sortedness=False)
     is_first = pl.struct("host", "step").is_first_distinct()  # of several starts before one batch
-    return found.select("later", "span_ps", wait_ps=pl.when(is_first).then("wait_ps"))
+    return found.select("host", "start_ps", "later", "span_ps", wait_ps=pl.when(is_first).then("wait_ps"))
 
 
-def _ends_ps(steps: Steps, starts: int) -> int:
-    """Return what ends of passes over data took, in which workers end, but for the one that is the last anyway."""
-    if steps.read_run_events is None or starts < 2:
+def _ends_ps(steps: Steps, restarts: pl.DataFrame) -> int:
+    """Return the time of the ends of passes over data that are followed by a restart of workers, which end in them."""
+    if steps.read_run_events is None or restarts.is_empty():
         return 0
-    ends = steps.read_run_events().events.filter(event="fetch", end_of=END_OF_DATA)
-    return int((ends["end_ps"] - ends["start_ps"]).sum()) * (starts - 1) // starts
+    ends = steps.read_run_events().events.filter(event="fetch", end_of=END_OF_DATA).sort("start_ps")
+    ends = ends.select("host", "start_ps", "end_ps", at="start_ps")
+    last = restarts.sort("start_ps").join_asof(ends, on="start_ps", by="host", check_sortedness=False)
+    last = last.drop_nulls("at").unique(["host", "at"])
+    return int((last["end_ps"] - last["at"]).sum())
+
+
+def _reads_much(steps: Steps, run: Goodput) -> bool:
+    """Return whether steps of JAX mostly read numbers, many in each."""
+    if steps.read_run_events is None or not _is_mostly_at(run.places, "productive", _READS):
+        return False
+    recorded = steps.read_run_events()
+    waits = recorded.events.filter(event="wait").join(
+        recorded.names.filter(name="ArrayImpl._value"), left_on=["host", "what"], right_on=["host", "id"], how="semi"
+    )
+    return int(waits["count"].sum()) >= _EAGER_CALLS * steps.frame.height
 
 
 def _operations(steps: Steps) -> float:
@@ -378,13 +393,14 @@ def _in_kernels(steps: Steps, eager: str | None) -> float:
     return min(float(kernels.sum()) / max(float(full.frame["dur_ps"].sum()), 1.0), 1.0)
 
 
-def _calling_ps(steps: Steps, stepping_ps: int, hosts: int) -> int:
+def _calling_ps(steps: Steps, computing_ps: int, hosts: int) -> int:
     """Return the time of steps of Keras, compiled by TensorFlow for a CPU, in which no operation runs."""
     full, of = steps.full(), traits(steps)
-    if (of["framework"], of["backend"]) != ("Keras", "TensorFlow") or full.devices.height or len(full) < FEWEST_TRACED:
+    on_cpu = steps.metadata.get("device kind") == "CPU" and not full.devices.height
+    if (of["framework"], of["backend"]) != ("Keras", "TensorFlow") or not on_cpu or len(full) < FEWEST_TRACED:
         return 0
     kernels_ps = float(full.ops["self_ps"].sum()) / len(full)
-    return max(stepping_ps - round(kernels_ps * steps.frame.height / hosts), 0)
+    return max(computing_ps - round(kernels_ps * steps.frame.height / hosts), 0)
 
 
 def _saves(steps: Steps) -> int:

@@ -45,5 +45,5 @@ def traits(steps: Steps) -> dict[str, str | None]:
         in_python, all_ps = (int(rows["self_ps"].sum()) for rows in of_kinds)
         in_step = steps.metadata.get("python") == "step"  # not of the input
         data = "Python tf.data" if in_python > all_ps / 2 and not in_step else data
-    kept = {name: steps.metadata.get(name) for name in ("cache", "processors")}
-    return {"data": data, "framework": framework, "backend": backend, **kept}
+    recorded = {name: steps.metadata.get(name) for name in ("cache", "processors")}
+    return {"data": data, "framework": framework, "backend": backend, **recorded}

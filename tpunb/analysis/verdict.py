@@ -33,7 +33,7 @@ class Verdict:
     account
         The account of what took most, of ``tpunb.schema.ACCOUNTS``; None if nothing took a tenth, or steps compute.
     action
-        What to do first; None if nothing that saves a tenth of the run time is known.
+        What to do first; None if nothing is known against a waste of a tenth of the run time.
     saves_ps
         What this would save at most, in picoseconds; None without an action.
     healthy

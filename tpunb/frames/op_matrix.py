@@ -66,7 +66,7 @@ def distinct_ops(steps: Steps) -> pl.DataFrame:
 
 
 def of_ops(steps: Steps, chosen: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
-    """Return columns of the operations with such a (side, category, op), and these."""
+    """Return these columns, and side, category and op, of the operations whose (side, category, op) are `chosen`."""
     key = ["side", "category", "op"]
     if chosen.is_empty():
         return steps.ops.select(*columns, *key).clear()

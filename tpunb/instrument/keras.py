@@ -274,7 +274,7 @@ def keras_metadata(
 
 
 def _functions_run_eagerly() -> bool:
-    """Return whether TensorFlow compiles nothing, which computes for Keras."""
+    """Return whether Keras computes with TensorFlow, and this runs its functions eagerly."""
     is_backend = sys.modules["keras"].config.backend() == "tensorflow"
     return is_backend and bool(sys.modules["tensorflow"].config.functions_run_eagerly())
 

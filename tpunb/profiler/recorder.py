@@ -343,7 +343,7 @@ class RunRecorder:
             "overhead_interval": None if overhead is None else [overhead.low, overhead.high],
             "profiler_messages": sorted(self._messages),
             "not_known": misfits()[: LIMITS.most_messages],
-            "metadata": {"processors": str(cpu_threads()), **self._clock.metadata},
+            "metadata": {**_processors(), **self._clock.metadata},
             "step_flops": next(iter(flops)) if len(flops := self._clock.step_flops) == 1 else None,
             "steps_before": self._clock.steps_before,
             "causes": True,
@@ -453,3 +453,8 @@ class ProgramKeeper:
         """Return (host, program, module, file) of the programs that were written since the last call."""
         rows, self._rows = self._rows, []
         return rows
+
+
+def _processors() -> dict[str, str]:
+    """Return the number of processors that this process may use, and of the machine."""
+    return {"processors": str(cpu_threads()), "machine_processors": str(psutil.cpu_count() or 1)}

@@ -40,7 +40,7 @@ _OF_DATA = {  # modules of the standard library that call libraries back, but no
     *("statistics", "subprocess", "tarfile", "urllib", "zipfile"),
 }
 _IMPORTS = "<frozen importlib"
-_COPIES = re.compile(r"[\\/]torch[\\/](_tensor_str|serialization)\.py$")  # makes text or bytes of tensors
+_NO_STEPS = re.compile(r"[\\/]torch[\\/](_tensor_str|serialization)\.py$")  # prints, saves and loads tensors
 _COMPREHENSION = re.compile(r"((\.<locals>)?\.<(listcomp|genexpr|dictcomp|setcomp)>)+$")
 _OF_ARRAYS = {"add", "clear", "copy", "index", "sort", "split", "update", "values"}
 _OF_BUILTINS = {*dir(str), *dir(list), *dir(dict), *dir(set), *dir(io.IOBase), "write"} - _OF_ARRAYS
@@ -258,7 +258,7 @@ class Stacks:
                 if module in _OF_DATA:
                     return True
                 return not library and (frame is not stack[0] or self.calls_code(frame, works=works))
-            if _COPIES.search(frame.file):
+            if _NO_STEPS.search(frame.file):
                 return True
             standard = frame.home == "python" and not frame.of_package
             module = frame.package if standard else ""

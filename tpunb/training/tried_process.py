@@ -105,7 +105,7 @@ def begin(stack: ExitStack, run: Any) -> None:
 
 
 def _seed(stack: ExitStack) -> None:
-    """Let generators begin alike in all runs: PyTorch's do; Keras seeds its own by Python's."""
+    """Seed the global generators of Python, NumPy and TensorFlow; Keras' follow Python's, PyTorch's begin alike."""
     import random
 
     import numpy as np

@@ -123,7 +123,7 @@ class _Program:
         made = CHANGES[Trial(change) if change else Trial.NONE]
         variables = {name: value for name, value in os.environ.items() if name not in made.unset}
         variables |= {name: text.format(folder=self._folder) for name, text in made.variables}
-        variables.setdefault("PYTHONHASHSEED", "0")
+        variables.setdefault("PYTHONHASHSEED", "0")  # for the same order of sets in all runs
         with (folder / "output.txt").open("wb") as log:
             process = subprocess.Popen(
                 [*capture, *words],
