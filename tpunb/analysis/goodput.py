@@ -192,8 +192,8 @@ def computing(steps: Steps) -> float | None:
     if shares.is_empty():
         return None
     counts = [steps.metadata.get(name, "") for name in ("machine_processors", "processors")]
-    of_machine, own = (int(each) if each.isdecimal() and int(each) else 1 for each in counts)
-    return min(float(shares.to_numpy().mean()) * max(of_machine / own, 1.0), 1.0)  # it may not use all of the machine
+    of_machine, usable = (int(each) if each.isdecimal() and int(each) else 1 for each in counts)
+    return min(float(shares.to_numpy().mean()) * max(of_machine / usable, 1.0), 1.0)  # it may not use all of the machine
 
 
 def goodput(run: Run) -> Goodput:
