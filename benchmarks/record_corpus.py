@@ -1,6 +1,6 @@
 """Record programs with what is true of them into the corpus that ``tests/test_corpus.py`` judges again.
 
-``python benchmarks/record_corpus.py [--programs NAME,...] [--folder tests/corpus]``: each program of `programs.wastes`,
+``python benchmarks/record_corpus.py [--programs PATTERN] [--folder tests/corpus]``: each program of `programs.wastes`,
 with its waste and without, of `programs.trainers`, with each waste and none, of `programs.evaluated`, those of
 libraries with one of the wastes, too, of `signs`, `refuted` and `strangers`, and of public pages, in a process of its
 own, one after the other: nothing else should run on the machine. An entry is a zip file with the run folder and

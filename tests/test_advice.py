@@ -517,6 +517,7 @@ OF_RUN = {
     "fits of one batch": ([(4 * i, 20, "fit", "fit") for i in range(10)], {}, 16),
     "eager steps": ([], {}, 30),  # a quarter in operations
     "short steps": ([], {}, 30),
+    "numbers read one by one": ([], {}, 40),
     "debugging": ([], {}, None),
     "frozen model": ([], {}, 30),
     "double precision": ([], {}, 20),
@@ -548,6 +549,11 @@ def with_facts(rule, phases):
         return replace(
             phases, steps=replace(steps, devices=steps.devices.clear(), ops=ops, metadata={"eager": "Keras"})
         )
+    if rule == "numbers read one by one":
+        reads = {"host": "toy", "event": "wait", "what": 1, "start_ps": 0, "end_ps": 0, "count": 400}
+        events = run_events(names=[("toy", 1, "jax", "", "ArrayImpl._value")], events=[reads])
+        steps = replace(phases.steps, read_run_events=lambda: events, devices=phases.steps.devices.clear())
+        return sampled(replace(phases, steps=steps), *((at, "a.py:3 in f ← float", False) for at in range(40)))
     if rule == "short steps":
         steps = phases.steps
         frame, ops = steps.frame.with_columns(rule=pl.lit("keras")), steps.ops.unique(["host", "step"])

@@ -196,12 +196,12 @@ def jax_reads_numbers_one_by_one(run: Any, repaired: bool) -> None:
     def largest(array: Any) -> float:
         return max(float(each) for each in (np.asarray(array) if repaired else array))
 
-    for number in range(60):
+    for number in range(150):
         with run.step(number):
             weights, loss = step(weights, x)
             float(loss)
-        with waste():
-            largest(weights.reshape(-1)[:1000])
+            with waste():
+                largest(weights.reshape(-1)[:2000])
 
 
 @program("program startup", r"static|value of|Python (number|value)|=")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
@@ -420,6 +420,10 @@ _OF_STARTUP = (
         source="longer than training", no_fault="what is prepared is kept for later runs"),
 )
 
+_READ_ONCE = Remedy(
+    "read an array once, and loop over what was read", "for each in np.asarray(array): ...",
+    before="for each in array: float(each)", when=_is("backend", "JAX"))
+
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 _OF_STEPS = (
@@ -432,9 +436,6 @@ _OF_STEPS = (
                 "compile the model without run_eagerly=True, and leave tf.config.run_functions_eagerly at False",
                 when=_is("eager", "Keras"), trial=Trial.COMPILED),
             Remedy(
-                "read an array once, and loop over what was read", "for each in np.asarray(array): ...",
-                before="for each in array: float(each)", when=_is("dispatches", "reads") & _is("eager", "JAX")),
-            Remedy(
                 "compile the whole step, the optimizer's apply within", "step = tf.function(step)",
                 when=_is("eager", "TensorFlow")),
             Remedy(
@@ -446,6 +447,12 @@ _OF_STEPS = (
         evidence="the number of compiled functions, or of small operations, in steps traced in full",
         source="https://www.tensorflow.org/guide/function; docs.jax.dev, Just-in-time compilation",
         no_fault="the program is debugged"),
+    Cause(
+        "T313", None, "numbers read one by one", when=pl.col("read_at").is_not_null(), wastes=pl.col("reading"),
+        sentence="Reading numbers of arrays one by one in steps took {took}: mostly {read_at}", remedies=(_READ_ONCE,),
+        evidence=f"{_CLOCK}numbers that JAX reads; samples of the lines that read them",
+        source="40 in each step: as calls of steps that run operation by operation",
+        no_fault="the next number to read depends on the last"),
     Cause(
         "T314", None, "short steps", when=pl.col("calling") > pl.col("stepping") / 2,
         wastes=pl.col("calling"),
@@ -588,6 +595,7 @@ _OF_THE_PROGRAM = (
             Remedy(
                 "remove gc.collect() from the loop: what nothing refers to is freed without it",
                 when=_is("waits", "collector"), trial=Trial.NO_COLLECT),
+            replace(_READ_ONCE, when=_is("waits", "reads")),
             Remedy("do it less often, in another thread, or on the device")),
         evidence=f"{_CLOCK}time between steps; samples of the thread that trains, within",
         source="samples of the stack", no_fault="it is the work of the training, such as the environment of an agent"),

@@ -35,7 +35,7 @@ _CALLS = r" ← .*\bmodel(\.predict|\.predict_on_batch)?$"  # in a callback
 _TEXTS = {  # metrics of the run that are no figures
     *("callback", "retraced", "reason", "changed", "models", "data", "saves", "waits", "evaluates", "eager", "debug"),
     *("again", "framework", "backend", "collects", "calls", "others", "frozen_at", "cache", "threads", "processors"),
-    *("awaited_at", "dispatches"),
+    *("awaited_at", "read_at"),
 }
 _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
 _SMALL_PS, _SMALL_SHARE = 10e6, 0.8  # of PyTorch on a CPU: 3 us each in loops over examples
@@ -64,21 +64,21 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     preparation), ``refitting`` (around and before the steps of fits of one batch), ``stepping`` (steps without waits),
     ``working`` (with code and callbacks), ``handing`` (batches over, if workers did), ``dispatching`` (of steps, what a
     compiled one would not take; see ``eager``), ``calling`` (of compiled steps of Keras, without operations),
-    ``slowing`` (of steps, beyond those of the first quarter) and ``frozen`` (a model without gradients, called at
-    ``frozen_at``), ``padding`` (of batches that all have one width), ``double`` (what double precision costs at most)
-    and ``unthreaded`` (what ``processors`` beyond the ``threads`` of PyTorch would save at most) the share of wall
-    time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory``
-    in bytes; ``crowding``, the share of the processors that other programs used while none was free; ``computing``,
-    that which the job used while it trained; ``eager``, what runs steps operation by operation; ``debug``, what checks
-    each operation; ``data``, the kind of the data; ``waits``, "collector" if code between steps collects garbage;
-    ``awaited_at``, what it waits for, ``waited``; ``collects``, "program" if that collects garbage itself; ``calls``,
-    "model" if callbacks mostly call one; ``dispatches``, "reads" if steps mostly read numbers; ``evaluates``:
-    "predict", "mode" if no batch is evaluated, or "batches"; ``saves``, "background" if Orbax does not hold up the
-    training for them; ``callback`` and ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of
-    retracing, how often ``again``, and what had ``changed``: function, value, shape or growth; ``models``, how many
-    steps of models were traced; ``unplanned``, ``saving`` without a known time between failures; ``step_ps``, the
-    median of steps that train; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves;
-    ``save_best_ps``, the interval of least loss by Young.
+    ``reading`` (numbers of arrays of JAX), ``slowing`` (of steps, beyond those of the first quarter) and ``frozen`` (a
+    model without gradients, called at ``frozen_at``), ``padding`` (of batches that all have one width), ``double``
+    (what double precision costs at most) and ``unthreaded`` (what ``processors`` beyond the ``threads`` of PyTorch
+    would save at most) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in
+    bytes an hour, if steady, to ``memory`` in bytes; ``crowding``, the share of the processors that other programs used
+    while none was free; ``computing``, that which the job used while it trained; ``eager``, what runs steps operation
+    by operation; ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "collector" if code
+    between steps collects garbage; ``awaited_at``, what it waits for, ``waited``; ``collects``, "program" if that
+    collects garbage itself; ``calls``, "model" if callbacks mostly call one; ``evaluates``: "predict", "mode" if no
+    batch is evaluated, or "batches"; ``saves``, "background" if Orbax does not hold up the training for them;
+    ``callback`` and ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of retracing, how often
+    ``again``, and what had ``changed``: function, value, shape or growth; ``models``, how many steps of models were
+    traced; ``unplanned``, ``saving`` without a known time between failures; ``step_ps``, the median of steps that
+    train; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the
+    interval of least loss by Young.
 
     Parameters
     ----------
@@ -130,9 +130,9 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken["validating"] = int(validating["time_ps"].sum()) // run.hosts
     taken["of_arrays"] = taken["anew"] if traits(phases.steps)["data"] == "arrays" else 0  # Keras' own, no slow input
     taken["importing"] = importing_ps(run)
-    waits = run.places.filter(WAITS, account="program code")
-    taken["waited"] = round(taken["code"] * waits["share"].sum())
-    awaited = waits["place"].str.extract(r" waits for .* in (\w+)").drop_nulls()  # those with most samples are first
+    waited = run.places.filter(WAITS, account="program code")
+    taken["waited"] = round(taken["code"] * waited["share"].sum())
+    awaited = waited["place"].str.extract(r" waits for .* in (\w+)").drop_nulls()  # those with most samples are first
     awaited_at = f"{awaited[0]} in another thread" if len(awaited) else "another thread or process"
     fits = phases.steps.wall.spans.filter(account="fit", detail="fit").height
     is_fitted = 1 < phases.steps.frame.filter(kind="train").height <= fits
@@ -144,7 +144,10 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         round(HANDOVER_PS * phases.steps.frame.filter(pl.col("rule").ne_missing("whole")).height) // run.hosts
     )
     eager = _eager(phases.steps)
-    taken["dispatching"] = round(taken["stepping"] * (1 - _in_kernels(phases.steps, eager)))
+    waits = {"collector": _COLLECTS, **({"reads": _READS} if _reads_much(phases.steps) else {})}
+    read_at, taken["reading"] = _reading(run) if "reads" in waits else (None, 0)
+    dispatching_ps = round(taken["stepping"] * (1 - _in_kernels(phases.steps, eager)))
+    taken["dispatching"] = max(dispatching_ps - taken["reading"], 0)
     taken["calling"] = 0 if eager else _calling_ps(phases.steps, taken["productive"] + taken["idle"], run.hosts)
     frozen_at, taken["frozen"] = _frozen(run, phases.steps)
     taken["padding"] = round(taken["productive"] * _padding(phases.steps))
@@ -180,10 +183,10 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         "frozen_at": frozen_at,
         "threads": phases.steps.metadata.get("threads"),
         "saves": phases.steps.metadata.get("saves"),
-        "waits": "collector" if _is_mostly_at(run.places, "program code", _COLLECTS) else None,
+        "waits": next((name for name, at in waits.items() if _is_mostly_at(run.places, "program code", at)), None),
+        "read_at": read_at,
         "awaited_at": awaited_at,
         "evaluates": _evaluates(phases.steps),
-        "dispatches": "reads" if _reads_much(phases.steps, run) else None,
         "collects": "program" if _collects(phases.steps, run) else None,
         "calls": "model" if _is_mostly_at(run.places, "callbacks", _CALLS) else None,
         "save_ps": taken["saving"] / saves if saves else None,
@@ -272,15 +275,27 @@ def _ends_ps(steps: Steps, restarts: pl.DataFrame) -> int:
     return int((last["end_ps"] - last["at"]).sum())
 
 
-def _reads_much(steps: Steps, run: Goodput) -> bool:
-    """Return whether steps of JAX mostly read numbers, many in each."""
-    if steps.read_run_events is None or not _is_mostly_at(run.places, "productive", _READS):
+def _reads_much(steps: Steps) -> bool:
+    """Return whether JAX reads many numbers in each step."""
+    if steps.read_run_events is None:
         return False
     recorded = steps.read_run_events()
     waits = recorded.events.filter(event="wait").join(
         recorded.names.filter(name="ArrayImpl._value"), left_on=["host", "what"], right_on=["host", "id"], how="semi"
     )
     return int(waits["count"].sum()) >= _EAGER_CALLS * steps.frame.height
+
+
+def _reading(run: Goodput) -> tuple[str | None, int]:
+    """Return the line that reads numbers most in steps, and the time of all such lines; None for none."""
+    places = run.places.filter(pl.col("account").is_in(["productive", "device idle"]))
+    times = pl.col("share") * pl.col("account").cast(pl.String).replace_strict(
+        {name: float(run.time_ps(name)) for name in ("productive", "device idle")}, default=0.0
+    )
+    places = places.with_columns(line=pl.col("place").str.split(" ← ").list.first(), time_ps=times)
+    reads = places.join(places.filter(pl.col("place").str.contains(_READS)), on="line", how="semi")
+    lines = reads.group_by("line").agg(pl.col("time_ps").sum()).sort("time_ps", descending=True)
+    return (lines["line"][0], int(lines["time_ps"].sum())) if lines.height else (None, 0)
 
 
 def _operations(steps: Steps) -> float:
