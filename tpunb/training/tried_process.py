@@ -113,7 +113,9 @@ def _seed(stack: ExitStack) -> None:
     from tpunb.instrument import tensorflow
 
     def seed(_: ExitStack) -> None:
-        sys.modules["tensorflow"].random.set_seed(0)
+        import tensorflow as library
+
+        library.random.set_seed(0)
 
     random.seed(0)
     np.random.seed(0)
