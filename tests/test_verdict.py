@@ -330,12 +330,31 @@ def test_the_remedy_for_waits_is_one_of_the_data_of_the_program(data, spans, act
     assert found.action.startswith(action)
 
 
-@pytest.mark.parametrize(("cpu", "saves_s"), [(0.5, 20), (0.05, 25), (None, 25)])  # one of two processors; it sleeps
-def test_workers_promise_what_two_of_them_save(cpu, saves_s):
-    phases = accounted(input_ps=3 * S, wall_s=42)  # of each 4 s
+def computing(phases, cpu):
+    """Return phases of a job that uses a share of the machine's processors."""
     load = [("toy", at * S, cpu, cpu, 2**30) for at in range(42) if cpu]
     wall = replace(phases.steps.wall, load=pl.DataFrame(load, schema.LOAD, orient="row"))
-    found = verdict(with_facts(replace(phases, steps=replace(phases.steps, wall=wall)), data="DataLoader"))
+    return replace(phases, steps=replace(phases.steps, wall=wall))
+
+
+@pytest.mark.parametrize(
+    ("cpu", "usable", "action", "saves_s"),
+    [
+        (0.1, "4", "prefetch, map in parallel", 30),  # a quarter of the wait remains, in the time of the steps
+        (1.0, "4", "cache what is prepared", 30),
+        (0.25, "1", "cache what is prepared", 30),  # of a machine with four
+    ],
+)
+def test_threads_are_advised_where_a_processor_is_free(cpu, usable, action, saves_s):
+    phases = computing(accounted(input_ps=3 * S, wall_s=42), cpu)
+    found = verdict(with_facts(phases, data="tf.data", processors=usable, machine_processors="4"))
+    assert found.action.startswith(action)
+    assert found.saves_ps == pytest.approx(saves_s * S, abs=0.05 * S)
+
+
+@pytest.mark.parametrize(("cpu", "saves_s"), [(0.5, 20), (0.05, 25), (None, 25)])  # one of two processors; it sleeps
+def test_workers_promise_what_two_of_them_save(cpu, saves_s):
+    found = verdict(with_facts(computing(accounted(input_ps=3 * S, wall_s=42), cpu), data="DataLoader"))  # of each 4 s
     assert found.observed.startswith("Waiting for input took 30.0 s")
     assert found.saves_ps == pytest.approx(saves_s * S, abs=0.05 * S)
 
