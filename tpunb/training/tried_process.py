@@ -105,21 +105,27 @@ def begin(stack: ExitStack, run: Any) -> None:
 
 
 def _seed(stack: ExitStack) -> None:
-    """Seed the global generators of Python, NumPy and TensorFlow; Keras' follow Python's, PyTorch's begin alike."""
+    """Seed the global generators of Python, NumPy, TensorFlow and PyTorch; Keras' follow Python's."""
     import random
 
     import numpy as np
 
-    from tpunb.instrument import tensorflow
+    from tpunb.instrument import tensorflow, torch
 
-    def seed(_: ExitStack) -> None:
+    def seed_tensorflow(_: ExitStack) -> None:
         import tensorflow as library
 
         library.random.set_seed(0)
 
+    def seed_torch(_: ExitStack) -> None:
+        import torch as library
+
+        library.manual_seed(0)
+
     random.seed(0)
     np.random.seed(0)
-    tensorflow.LIBRARY.on_import(stack, seed)
+    tensorflow.LIBRARY.on_import(stack, seed_tensorflow)
+    torch.LIBRARY.on_import(stack, seed_torch)
 
 
 _guards: list[Guard] = []
