@@ -185,9 +185,8 @@ def torch_collects_in_each_step(by_hand: bool) -> None:
     del kept
 
 
-@advised("rare_saves")
-def torch_saves_after_each_step(by_hand: bool) -> None:
-    """Save a model with a large table after each step."""
+def saved(by_hand: bool, names: int) -> None:
+    """Save a model with a large table after each step, by hand after each tenth, under so many names in turn."""
     import torch
 
     model = network(256)
@@ -196,25 +195,21 @@ def torch_saves_after_each_step(by_hand: bool) -> None:
 
         def save(number: int, loss: float) -> None:
             if not by_hand or number % 10 == 9:
-                torch.save({"model": model.state_dict(), "loss": loss}, Path(folder, "last.pt"))
+                torch.save(model.state_dict(), Path(folder, f"{number % names}.pt"))
 
         fit(model, [batch(256)] * 150, save)
 
 
 @advised("rare_saves")
+def torch_saves_after_each_step(by_hand: bool) -> None:
+    """Save the last model after each step."""
+    saved(by_hand, 1)
+
+
+@advised("rare_saves")
 def torch_keeps_each_best_model(by_hand: bool) -> None:
-    """Save three copies of the model in turn, whenever it is better, which is always."""
-    import torch
-
-    model = network(256)
-    model.register_buffer("table", torch.zeros(12_000_000))
-    with tempfile.TemporaryDirectory() as folder:
-
-        def save(number: int, loss: float) -> None:
-            if not by_hand or number % 10 == 9:
-                torch.save(model.state_dict(), Path(folder, f"{number % 3}.pt"))
-
-        fit(model, [batch(256)] * 200, save)
+    """Save the three best models, whenever one is better, which is always."""
+    saved(by_hand, 3)
 
 
 # -- JAX ---------------------------------------------------------------------------------------------------------------

@@ -551,7 +551,8 @@ def with_facts(rule, phases):
         )
     if rule == "numbers read one by one":
         reads = {"host": "toy", "event": "wait", "what": 1, "start_ps": 0, "end_ps": 0, "count": 400}
-        events = run_events(names=[("toy", 1, "jax", "", "ArrayImpl._value")], events=[reads])
+        names, places = [("toy", 1, "jax", "", "_value")], [("toy", 2, "/home/a.py", 3, "f")]
+        events = run_events(names=names, places=places, events=[{**reads, "place": 2}])
         steps = replace(phases.steps, read_run_events=lambda: events, devices=phases.steps.devices.clear())
         return sampled(replace(phases, steps=steps), *((at, "a.py:3 in f ← float", False) for at in range(40)))
     if rule == "short steps":

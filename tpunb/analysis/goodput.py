@@ -193,9 +193,8 @@ def computing(steps: Steps) -> float | None:
         return None
     counts = [steps.metadata.get(name, "") for name in ("machine_processors", "processors")]
     of_machine, usable = (int(each) if each.isdecimal() and int(each) else 1 for each in counts)
-    return min(
-        float(shares.to_numpy().mean()) * max(of_machine / usable, 1.0), 1.0
-    )  # it may not use all of the machine
+    share = float(shares.to_numpy().mean())  # of the machine
+    return min(share * max(of_machine / usable, 1.0), 1.0)
 
 
 def goodput(run: Run) -> Goodput:

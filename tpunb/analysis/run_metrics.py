@@ -30,7 +30,6 @@ _FEWEST_SLOWING, _RISES = 20, 0.7  # steps; rank correlation of their processor 
 _IMPORTS = r" ← import | \(imports\)$"
 _SLEEP = " ← time.sleep"  # which no processor shortens
 _COLLECTS = r" ← (gc\.)?collect$"
-_READS = r" ← (float|int|bool|.*\.item)$"
 _CALLS = r" ← .*\bmodel(\.predict|\.predict_on_batch)?$"  # in a callback
 _TEXTS = {  # metrics of the run that are no figures
     *("callback", "retraced", "reason", "changed", "models", "data", "saves", "waits", "evaluates", "eager", "debug"),
@@ -64,20 +63,20 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     preparation), ``refitting`` (around and before the steps of fits of one batch), ``stepping`` (steps without waits),
     ``working`` (with code and callbacks), ``handing`` (batches over, if workers did), ``dispatching`` (of steps, what a
     compiled one would not take; see ``eager``), ``calling`` (of compiled steps of Keras, without operations),
-    ``reading`` (numbers of arrays of JAX), ``slowing`` (of steps, beyond those of the first quarter) and ``frozen`` (a
-    model without gradients, called at ``frozen_at``), ``padding`` (of batches that all have one width), ``double``
-    (what double precision costs at most) and ``unthreaded`` (what ``processors`` beyond the ``threads`` of PyTorch
-    would save at most) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in
-    bytes an hour, if steady, to ``memory`` in bytes; ``crowding``, the share of the processors that other programs used
-    while none was free; ``computing``, that which the job used while it trained; ``eager``, what runs steps operation
-    by operation; ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "collector" if code
-    between steps collects garbage; ``awaited_at``, what it waits for, ``waited``; ``collects``, "program" if that
-    collects garbage itself; ``calls``, "model" if callbacks mostly call one; ``evaluates``: "predict", "mode" if no
-    batch is evaluated, or "batches"; ``saves``, "background" if Orbax does not hold up the training for them;
-    ``callback`` and ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of retracing, how often
-    ``again``, and what had ``changed``: function, value, shape or growth; ``models``, how many steps of models were
-    traced; ``unplanned``, ``saving`` without a known time between failures; ``step_ps``, the median of steps that
-    train; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the
+    ``reading`` (numbers of arrays of JAX one by one, most at ``read_at``), ``slowing`` (of steps, beyond those of the
+    first quarter) and ``frozen`` (a model without gradients, called at ``frozen_at``), ``padding`` (of batches that all
+    have one width), ``double`` (what double precision costs at most) and ``unthreaded`` (what ``processors`` beyond the
+    ``threads`` of PyTorch would save at most) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``;
+    ``growth`` of memory in bytes an hour, if steady, to ``memory`` in bytes; ``crowding``, the share of the processors
+    that other programs used while none was free; ``computing``, that which the job used while it trained; ``eager``,
+    what runs steps operation by operation; ``debug``, what checks each operation; ``data``, the kind of the data;
+    ``waits``, "collector" or "reads" if code between steps collects garbage or reads numbers; ``awaited_at``, what it
+    waits for, ``waited``; ``collects``, "program" if that collects garbage itself; ``calls``, "model" if callbacks
+    mostly call one; ``evaluates``: "predict", "mode" if no batch is evaluated, or "batches"; ``saves``, "background" if
+    Orbax does not hold up the training for them; ``callback`` and ``retraced``, what took most of it, with
+    ``callback_ps``, the ``reason`` of retracing, how often ``again``, and what had ``changed``: function, value, shape
+    or growth; ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a known time between
+    failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the
     interval of least loss by Young.
 
     Parameters
@@ -140,12 +139,12 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken["refitting"] = around_ps + taken["loading"] if is_fitted else 0
     taken["stepping"] = taken["productive"] + taken["idle"] + times.get("step time deviation", 0)
     taken["working"] = taken["stepping"] + taken["code"] + taken["callbacks"]
-    taken["handing"] = (
-        round(HANDOVER_PS * phases.steps.frame.filter(pl.col("rule").ne_missing("whole")).height) // run.hosts
-    )
+    batches = phases.steps.frame.filter(pl.col("rule").ne_missing("whole")).height
+    taken["handing"] = round(HANDOVER_PS * batches) // run.hosts
     eager = _eager(phases.steps)
-    waits = {"collector": _COLLECTS, **({"reads": _READS} if _reads_much(phases.steps) else {})}
-    read_at, taken["reading"] = _reading(run) if "reads" in waits else (None, 0)
+    lines = _read_lines(phases.steps)
+    read_at, taken["reading"] = _reading(run, lines)
+    waits = {"collector": _COLLECTS, **({"reads": f"^({'|'.join(map(re.escape, lines))})"} if lines else {})}
     dispatching_ps = round(taken["stepping"] * (1 - _in_kernels(phases.steps, eager)))
     taken["dispatching"] = max(dispatching_ps - taken["reading"], 0)
     taken["calling"] = 0 if eager else _calling_ps(phases.steps, taken["productive"] + taken["idle"], run.hosts)
@@ -275,27 +274,28 @@ def _ends_ps(steps: Steps, restarts: pl.DataFrame) -> int:
     return int((last["end_ps"] - last["at"]).sum())
 
 
-def _reads_much(steps: Steps) -> bool:
-    """Return whether JAX reads many numbers in each step."""
+def _read_lines(steps: Steps) -> list[str]:
+    """Return the lines of the program at which JAX reads many numbers in each step."""
     if steps.read_run_events is None:
-        return False
-    recorded = steps.read_run_events()
-    waits = recorded.events.filter(event="wait").join(
-        recorded.names.filter(name="ArrayImpl._value"), left_on=["host", "what"], right_on=["host", "id"], how="semi"
-    )
-    return int(waits["count"].sum()) >= _EAGER_CALLS * steps.frame.height
+        return []
+    run = steps.read_run_events()
+    of_jax = run.names.filter(library="jax").select("host", what="id")
+    waits = run.events.filter(event="wait").join(of_jax, on=["host", "what"], how="semi")
+    counts = waits.group_by("host", "place").agg(pl.col("count").sum())
+    many = counts.filter(pl.col("count") >= _EAGER_CALLS * steps.frame.height)
+    lines = run.places.rename({"id": "place"}).join(many, on=["host", "place"], how="semi").drop("host", "place")
+    return [line for place in lines.rows() if (line := line_of(*place))]
 
 
-def _reading(run: Goodput) -> tuple[str | None, int]:
-    """Return the line that reads numbers most in steps, and the time of all such lines; None for none."""
-    places = run.places.filter(pl.col("account").is_in(["productive", "device idle"]))
-    times = pl.col("share") * pl.col("account").cast(pl.String).replace_strict(
-        {name: float(run.time_ps(name)) for name in ("productive", "device idle")}, default=0.0
-    )
-    places = places.with_columns(line=pl.col("place").str.split(" ← ").list.first(), time_ps=times)
-    reads = places.join(places.filter(pl.col("place").str.contains(_READS)), on="line", how="semi")
-    lines = reads.group_by("line").agg(pl.col("time_ps").sum()).sort("time_ps", descending=True)
-    return (lines["line"][0], int(lines["time_ps"].sum())) if lines.height else (None, 0)
+def _reading(run: Goodput, lines: list[str]) -> tuple[str | None, int]:
+    """Return the line of some that takes most of the steps, and the time of all; None for none."""
+    times_ps = {name: float(run.time_ps(name)) for name in ("productive", "device idle")}
+    places = run.places.filter(pl.col("account").is_in([*times_ps]))
+    time_ps = pl.col("share") * pl.col("account").cast(pl.String).replace_strict(times_ps, default=0.0)
+    places = places.select(line=pl.col("place").str.split(" ← ").list.first(), time_ps=time_ps)
+    found = places.filter(pl.col("line").is_in(lines)).group_by("line").agg(pl.col("time_ps").sum())
+    found = found.sort("time_ps", descending=True)
+    return (found["line"][0], int(found["time_ps"].sum())) if found.height else (None, 0)
 
 
 def _operations(steps: Steps) -> float:
