@@ -265,6 +265,21 @@ def test_gradients_that_an_epoch_leaves_join_the_step_before_its_evaluation():
     assert [round((step.end - step.start) / 1000) for step in steps if step.kind == "train"] == [5, 7] * 3
 
 
+def test_a_pass_over_data_of_the_training_without_gradients_is_an_evaluation():
+    step = ["fetch a", "gradient", "update sgd"]
+    whole, end = ["fetch a"] * 5, Event("fetch", 0, 0, key="a", end_of="data")
+    passes = [*step * 5, end, *whole, end, *step * 4, "fetch a", end]  # the last batch of a training is left out
+    made = [e if isinstance(e, Event) else events(e)[0] for e in passes]
+    made = [event._replace(start=1000 * at, end=1000 * at + 999) for at, event in enumerate(made)]
+    assert kinds(made) == {"train": 9, "eval": 5}
+
+
+def test_batches_for_a_function_without_gradients_where_another_takes_them_are_an_evaluation():
+    rounds = [*["fetch a", "call learn"] * 5, *["fetch b", "call forward"] * 4] * 2
+    assert kinds(events("gradient learn", *rounds)) == {"train": 10, "eval": 8}
+    assert kinds(events(*rounds)) == {"train": 10, "forward": 8}
+
+
 @pytest.mark.parametrize("moves", [2, 100])
 def test_moves_of_a_policy_before_one_update_are_of_its_step(moves):
     facts = {"act": {"arrays": Signature(f"{STATE}, float32[9]", "int32[9]")}, "learn": {"arrays": TAKES_STATE}}

@@ -152,7 +152,8 @@ class Part:
     updates: list[Hashable] = field(default_factory=list)  # the optimizers
     learns: bool = False  # whether gradients were taken
     learned_since: bool = False  # whether they were since the last update
-    evaluates: bool = False  # whether it began with a fetch, and a model is in the mode to evaluate
+    # whether a model is in the mode to evaluate as its batch is fetched, or no batch of the whole pass led to gradients
+    evaluates: bool = False
     read_out: bool = False  # whether the end of its data was found since
     launch: Event | None = None  # the last
     is_over: bool = False  # whether there was a launch since that is of no step
@@ -209,6 +210,7 @@ class StepFold:
         self._trained = set[Hashable]()  # streams of the batches that led to the last update
         self._whole = set[frozenset[Hashable]]()  # sets of streams that parts had fetched from as they ended
         self._evaluated = set[Hashable]()  # streams of batches that did not
+        self._teaching = set[Hashable]()  # streams whose pass, until now, had gradients
         self._arrays = dict[str, _Arrays]()  # by function
         self._repeating = set[str]()  # functions that took a state twice: another updates it
         self._acting = dict[str, Hashable]()  # functions whose calls in a row lead to an update, and their lines
@@ -266,7 +268,9 @@ class StepFold:
         elif event.end_of:
             self._resumed = event.end
             for each in (*self._parts, *([self.part] if self.part else [])):
-                each.read_out = each.read_out or stream in each.streams
+                if stream in each.streams and not each.read_out:
+                    each.read_out, each.evaluates = True, each.evaluates or stream not in self._teaching
+            self._teaching.discard(stream)
             if self.part is not None and stream in self.part.streams:
                 self._end_part(event.end if self.part.launch is None else None)
         else:
@@ -358,6 +362,7 @@ class StepFold:
         elif part.learns and not (part.streams or part.updates or self._optimizers):
             part = self._begin_part(part.last)  # no optimizer may be known to this program: then this is a step
         part.learns, part.learned_since, part.last = True, True, event.end
+        self._teaching |= part.streams
         _note(part.events, event)
 
     def _on_update(self, event: Event) -> None:
@@ -377,6 +382,7 @@ class StepFold:
             part = self._begin_part(self._resumed or self._begun or event.start)
         part.learned_since = False
         part.updates.append(optimizer)
+        self._teaching |= part.streams
         part.launched(event)
         _note(part.events, event)
         self._trained = part.streams or self._trained
@@ -583,7 +589,7 @@ class StepFold:
         if not again and not final and rounds < LOOP_CALLS:
             return False
         if function is not None and again:
-            kind, reason = self._kind_of(function, measures=measures)
+            kind, reason = self._kind_of(function, measures=measures, fetches=bool(part.streams))
             place = part.functions[function][0].place
             if kind == TRAIN:
                 for name, (call, _) in part.functions.items():
@@ -617,8 +623,8 @@ class StepFold:
         has_role = function in self.learning or arrays.measures or self._is_evaluation(function)
         return arrays.reads_most and not has_role
 
-    def _kind_of(self, function: str, *, measures: bool) -> tuple[str, str]:
-        """Return the kind of the steps of a function, and why."""
+    def _kind_of(self, function: str, *, measures: bool, fetches: bool = False) -> tuple[str, str]:
+        """Return the kind of the steps of a function, which may begin with a fetch, and why."""
         if measures:
             self._kinds[function] = EVALUATION, "it takes most of the state of the training, and returns numbers alone"
         elif function not in self._kinds:
@@ -629,6 +635,8 @@ class StepFold:
             elif returns_state and not is_other:
                 gradients = "it takes gradients, and is" if function in self.learning else "it is"
                 found = TRAIN, f"{gradients} the first function in a loop that returns a state like the one it takes"
+            elif fetches and self.learning and function not in self._arrays:
+                found = EVALUATION, "its batches led to no gradients, which another function takes"
             else:
                 found = re.sub(r"[^\w.]+", " ", function).strip() or "step", "the role of the function is unknown"
             self._kinds[function] = found
@@ -688,6 +696,8 @@ class StepFold:
                 self._add([part], TRAIN, rule, "gradients were taken, and no optimizer is known")
             elif part.evaluates or not part.streams & self._trained:
                 self._add([part], EVALUATION, rule, "batches in a row led to no gradients")
+            else:
+                self._teaching |= part.streams  # the rest of its pass is no evaluation alone
         return True
 
     def _add(self, parts: list[Part], kind: str, rule: str, reason: str) -> None:
