@@ -501,6 +501,10 @@ def _retraced(steps: Steps, hosts: int) -> tuple[str | None, str | None, int, in
         .with_columns(work=pl.col("detail").str.replace(again, ""), reason=pl.col("detail").str.extract(again))
         .with_columns(name=pl.col("work").str.replace(work, ""))
     )
+    # JAX says why it compiles again, once it has traced
+    traces, jitted = pl.col("work").str.starts_with("tracing "), pl.col("name").str.replace(r"^jit\((.*)\)$", "$1")
+    following = pl.when(~traces).then(pl.col("reason").fill_null("")).backward_fill().over("host", jitted)
+    spans = spans.with_columns(reason=pl.coalesce("reason", pl.when(traces & (following != "")).then(following)))
     # TensorFlow's are marked; JAX compiles as well, and functions without a name of their own are many
     compiled = pl.col("detail").str.starts_with("compiling").any().over("host", "name")
     repeated = compiled & (pl.int_range(pl.len()).over("host", "work") > 0) & ~pl.col("name").str.contains("^<|^a func")
