@@ -16,7 +16,7 @@ from programs.wastes import untraced_s
 
 Train = Callable[["Clock"], None]
 LEAST_CAUSE = 0.1  # share of run time from which a waste has to be named: what takes less is not in the first sentence
-_WASTE = "waste"
+_WASTES = _WASTE, _WAIT = "waste", "wait"
 MOST_HEALTHY = 0.05  # share of run time up to which a program with a waste is healthy
 
 
@@ -51,26 +51,24 @@ class Clock:
         return self.account(_WASTE)
 
     def waited_for(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield batches, and count the time until each is there as wasted."""
-        with self.waste():
-            iterator = iter(batches)
+        """Yield batches, and count the time until each is there as wasted, in windows, too: they add nothing to it."""
+        iterator = iter(batches)
         while True:
-            with self.waste():
+            with self.account(_WAIT):
                 batch = next(iterator, self)
             if batch is self:
                 break
             yield batch
-        with self.waste():
-            del iterator  # ends the processes that it started
 
     def seconds(self, windows_s: Iterable[tuple[float, float]]) -> dict[str, float]:
         """Return the time by account, without what windows of a profiler, begin and end, add to it."""
         spans = [*windows_s]
-        return {name: untraced_s(blocks, spans) for name, blocks in self._blocks.items() if name != _WASTE}
+        return {name: untraced_s(blocks, spans) for name, blocks in self._blocks.items() if name not in _WASTES}
 
     def wasted_s(self, windows_s: Iterable[tuple[float, float]]) -> float:
         """Return the time that is wasted, in the same way."""
-        return untraced_s(self._blocks.get(_WASTE, []), windows_s)
+        waited_s = sum(dur_s for _, dur_s in self._blocks.get(_WAIT, []))
+        return waited_s + untraced_s(self._blocks.get(_WASTE, []), windows_s)
 
     @property
     def wasted(self) -> float:
