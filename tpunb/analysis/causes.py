@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -448,8 +448,9 @@ _OF_STEPS = (
         source="https://www.tensorflow.org/guide/function; docs.jax.dev, Just-in-time compilation",
         no_fault="the program is debugged"),
     Cause(
-        "T313", None, "numbers read one by one", when=pl.col("read_at").is_not_null(), wastes=pl.col("reading"),
-        sentence="Reading numbers of arrays one by one in steps took {took}: mostly {read_at}", remedies=(_READ_ONCE,),
+        "T313", "program code", "numbers read one by one",
+        when=pl.col("read_at").is_not_null(), wastes=pl.col("reading"),
+        sentence="Reading numbers of arrays one by one took {took}: mostly {read_at}", remedies=(_READ_ONCE,),
         evidence=f"{_CLOCK}numbers that JAX reads; samples of the lines that read them",
         source="40 in each step: as calls of steps that run operation by operation",
         no_fault="the next number to read depends on the last"),
@@ -589,13 +590,13 @@ _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, 
 
 _OF_THE_PROGRAM = (
     Cause(
-        "T401", "program code", "program code", wastes=pl.col("code") - pl.col("waited"), places=~WAITS,
+        "T401", "program code", "program code", wastes=pl.col("code") - pl.col("waited") - pl.col("read_between"),
+        places=~WAITS,
         sentence="Code of the program took {took}{mostly}",
         remedies=(
             Remedy(
                 "remove gc.collect() from the loop: what nothing refers to is freed without it",
                 when=_is("waits", "collector"), trial=Trial.NO_COLLECT),
-            replace(_READ_ONCE, when=_is("waits", "reads")),
             Remedy("do it less often, in another thread, or on the device")),
         evidence=f"{_CLOCK}time between steps; samples of the thread that trains, within",
         source="samples of the stack", no_fault="it is the work of the training, such as the environment of an agent"),

@@ -63,21 +63,21 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     preparation), ``refitting`` (around and before the steps of fits of one batch), ``stepping`` (steps without waits),
     ``working`` (with code and callbacks), ``handing`` (batches over, if workers did), ``dispatching`` (of steps, what a
     compiled one would not take; see ``eager``), ``calling`` (of compiled steps of Keras, without operations),
-    ``reading`` (numbers of arrays of JAX one by one, most at ``read_at``), ``slowing`` (of steps, beyond those of the
-    first quarter) and ``frozen`` (a model without gradients, called at ``frozen_at``), ``padding`` (of batches that all
-    have one width), ``double`` (what double precision costs at most) and ``unthreaded`` (what ``processors`` beyond the
-    ``threads`` of PyTorch would save at most) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``;
-    ``growth`` of memory in bytes an hour, if steady, to ``memory`` in bytes; ``crowding``, the share of the processors
-    that other programs used while none was free; ``computing``, that which the job used while it trained; ``eager``,
-    what runs steps operation by operation; ``debug``, what checks each operation; ``data``, the kind of the data;
-    ``waits``, "collector" or "reads" if code between steps collects garbage or reads numbers; ``awaited_at``, what it
-    waits for, ``waited``; ``collects``, "program" if that collects garbage itself; ``calls``, "model" if callbacks
-    mostly call one; ``evaluates``: "predict", "mode" if no batch is evaluated, or "batches"; ``saves``, "background" if
-    Orbax does not hold up the training for them; ``callback`` and ``retraced``, what took most of it, with
-    ``callback_ps``, the ``reason`` of retracing, how often ``again``, and what had ``changed``: function, value, shape
-    or growth; ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a known time between
-    failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the
-    interval of least loss by Young.
+    ``reading`` (numbers of arrays of JAX one by one, most at ``read_at``; ``read_between`` steps), ``slowing`` (of
+    steps, beyond those of the first quarter) and ``frozen`` (a model without gradients, called at ``frozen_at``),
+    ``padding`` (of batches that all have one width), ``double`` (what double precision costs at most) and
+    ``unthreaded`` (what ``processors`` beyond the ``threads`` of PyTorch would save at most) the share of wall time, 0
+    to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in
+    bytes; ``crowding``, the share of the processors that other programs used while none was free; ``computing``, that
+    which the job used while it trained; ``eager``, what runs steps operation by operation; ``debug``, what checks each
+    operation; ``data``, the kind of the data; ``waits``, "collector" if code between steps collects garbage;
+    ``awaited_at``, what it waits for, ``waited``; ``collects``, "program" if that collects garbage itself; ``calls``,
+    "model" if callbacks mostly call one; ``evaluates``: "predict", "mode" if no batch is evaluated, or "batches";
+    ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and ``retraced``, what took
+    most of it, with ``callback_ps``, the ``reason`` of retracing, how often ``again``, and what had ``changed``:
+    function, value, shape or growth; ``models``, how many steps of models were traced; ``unplanned``, ``saving``
+    without a known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of
+    saves; ``save_best_ps``, the interval of least loss by Young.
 
     Parameters
     ----------
@@ -143,10 +143,10 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken["handing"] = round(HANDOVER_PS * batches) // run.hosts
     eager = _eager(phases.steps)
     lines = _read_lines(phases.steps)
-    read_at, taken["reading"] = _reading(run, lines)
-    waits = {"collector": _COLLECTS, **({"reads": f"^({'|'.join(map(re.escape, lines))})"} if lines else {})}
+    read_at, in_steps_ps, taken["read_between"] = _reading(run, lines)
+    taken["reading"] = in_steps_ps + taken["read_between"]
     dispatching_ps = round(taken["stepping"] * (1 - _in_kernels(phases.steps, eager)))
-    taken["dispatching"] = max(dispatching_ps - taken["reading"], 0)
+    taken["dispatching"] = max(dispatching_ps - in_steps_ps, 0)
     taken["calling"] = 0 if eager else _calling_ps(phases.steps, taken["productive"] + taken["idle"], run.hosts)
     frozen_at, taken["frozen"] = _frozen(run, phases.steps)
     taken["padding"] = round(taken["productive"] * _padding(phases.steps))
@@ -182,7 +182,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         "frozen_at": frozen_at,
         "threads": phases.steps.metadata.get("threads"),
         "saves": phases.steps.metadata.get("saves"),
-        "waits": next((name for name, at in waits.items() if _is_mostly_at(run.places, "program code", at)), None),
+        "waits": "collector" if _is_mostly_at(run.places, "program code", _COLLECTS) else None,
         "read_at": read_at,
         "awaited_at": awaited_at,
         "evaluates": _evaluates(phases.steps),
@@ -287,15 +287,18 @@ def _read_lines(steps: Steps) -> list[str]:
     return [line for place in lines.rows() if (line := line_of(*place))]
 
 
-def _reading(run: Goodput, lines: list[str]) -> tuple[str | None, int]:
-    """Return the line of some that takes most of the steps, and the time of all; None for none."""
-    times_ps = {name: float(run.time_ps(name)) for name in ("productive", "device idle")}
+def _reading(run: Goodput, lines: list[str]) -> tuple[str | None, int, int]:
+    """Return which of some lines takes most time, and that of all in steps and between them; None for none."""
+    times_ps = {name: float(run.time_ps(name)) for name in ("productive", "device idle", "program code")}
     places = run.places.filter(pl.col("account").is_in([*times_ps]))
     time_ps = pl.col("share") * pl.col("account").cast(pl.String).replace_strict(times_ps, default=0.0)
-    places = places.select(line=pl.col("place").str.split(" ← ").list.first(), time_ps=time_ps)
-    found = places.filter(pl.col("line").is_in(lines)).group_by("line").agg(pl.col("time_ps").sum())
-    found = found.sort("time_ps", descending=True)
-    return (found["line"][0], int(found["time_ps"].sum())) if found.height else (None, 0)
+    line = pl.col("place").str.split(" ← ").list.first()
+    found = places.select("account", line=line, time_ps=time_ps).filter(pl.col("line").is_in(lines))
+    if found.is_empty():
+        return None, 0, 0
+    most = found.group_by("line").agg(pl.col("time_ps").sum()).sort("time_ps", descending=True)["line"][0]
+    between_ps = int(found.filter(account="program code")["time_ps"].sum())
+    return most, int(found["time_ps"].sum()) - between_ps, between_ps
 
 
 def _operations(steps: Steps) -> float:
