@@ -300,6 +300,13 @@ def test_compilation_of_first_steps_and_of_later_steps():
     assert fired(phased("ba", traced="nf", **once)) == {(0, "recompile"): pytest.approx(0.9 / 3), (1, "unseen"): None}
 
 
+def test_a_phase_that_takes_no_time_wastes_none():
+    phases = phased("abb", a={"compile": 0.9}, b={"input": 0.5})
+    no_time = [pl.when(step=0).then(0).otherwise(name).alias(name) for name in ("dur_ps", "compile_ps")]
+    steps = replace(phases.steps, frame=phases.steps.frame.with_columns(no_time))
+    assert tp.advise(labelled(steps, [0, 1, 1]))["phase"].to_list() == [1]
+
+
 def test_steps_that_save_are_charged_with_their_extra_time():
     saving = {"c": [("SaveV2", "host", None, 0.1)]}
     answer = advise(phased("aaac", ops=saving))  # 1 ms as a rule, 3 ms to save: 2 ms of 6 ms

@@ -11,7 +11,7 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 6_530,
+    "analysis": 6_535,
     "charts": 1_675,
     "checkpoint": 1_875,
     "cluster": 2_070,

@@ -289,6 +289,14 @@ def test_moves_of_a_policy_before_one_update_are_of_its_step(moves):
     assert [step.start for step in steps] == [turn * (moves + 2) * 1000 for turn in range(5)]
 
 
+def test_a_policy_that_returns_its_state_does_not_train_where_another_function_takes_gradients():
+    acts = Signature(f"{STATE}, float32[9]", f"{STATE}, int32[]")
+    facts = {"act": {"arrays": acts}, "learn": {"arrays": TAKES_STATE}}
+    move = ["call act", "call learn"]
+    moves = ["call act", "gradient learn", "call learn", *move, "call learn", *move * 8]
+    assert kinds(events(*moves, **facts)) == {"train": 11}
+
+
 def test_calls_before_several_updates_are_no_moves_of_a_policy():
     facts = {"embed": {"arrays": Signature(f"{STATE}, float32[9]", "int32[9]")}, "learn": {"arrays": TAKES_STATE}}
     turns = [*["call embed"] * 4, *["gradient learn", "call learn"] * 6]

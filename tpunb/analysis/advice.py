@@ -223,7 +223,7 @@ def _applied(level: str, sums: pl.DataFrame, run_ps: float, run: Goodput | None 
     for cause in causes:
         if not applies[cause.id].any():
             continue
-        applied = sums.with_columns(wasted=cause.wastes.clip(0, 1)).filter(applies[cause.id])
+        applied = sums.with_columns(wasted=cause.wastes.fill_nan(0.0).clip(0, 1)).filter(applies[cause.id])
         applied = applied.with_columns(wasted_ps=pl.col("wasted") * pl.col("typical_ps"))
         applied = applied.filter((pl.col("wasted_ps") >= LISTED_SHARE * max(run_ps, 1)).fill_null(True))
         applied = _with_remedies(cause, applied)
@@ -257,7 +257,7 @@ def _with_remedies(cause: Cause, applied: pl.DataFrame) -> pl.DataFrame:
         fits &= (remedy.saves > _LEAST_PART * pl.col("wasted")).fill_null(value=True)
         chosen = pl.when(fits).then(pl.lit(number, pl.Int64)).otherwise(chosen)
         saved = pl.when(fits).then(remedy.saves).otherwise(saved)
-    saves_ps = pl.min_horizontal(saved, "wasted") * pl.col("typical_ps")
+    saves_ps = pl.min_horizontal(saved.fill_nan(0.0), "wasted") * pl.col("typical_ps")
     return applied.with_columns(pl.col("wasted_ps").round().cast(pl.Int64), remedy=chosen).with_columns(
         saves_ps=pl.when(pl.col("wasted_ps").is_not_null()).then(saves_ps.round().cast(pl.Int64))
     )

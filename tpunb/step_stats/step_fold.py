@@ -629,7 +629,10 @@ class StepFold:
             self._kinds[function] = EVALUATION, "it takes most of the state of the training, and returns numbers alone"
         elif function not in self._kinds:
             evaluates, returns_state = self._is_evaluation(function), self._of(function).returns_state
-            is_other = TRAIN in (kind for kind, _ in self._kinds.values()) or function in self._repeating
+            trains = (name for name, (kind, _) in self._kinds.items() if kind == TRAIN)
+            learns = function in self.learning and function not in self._places  # or it is a part of their steps
+            is_other = any(name in self.learning or not learns for name in trains)
+            is_other |= function in self._repeating
             if evaluates:
                 found = EVALUATION, "the name of the function alone says that it evaluates"
             elif returns_state and not is_other:
