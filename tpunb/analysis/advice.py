@@ -131,9 +131,10 @@ def _candidates(
     if "slow rank" in of_phases["rule"]:  # which makes them uneven
         of_run = of_run.filter(pl.col("rule") != "uneven ranks")
     excused_waits = max(crowding_of_waits(run), metrics["awaiting_ps"].item() / max(metrics["loading_ps"].item(), 1))
-    # the waits of evaluations have the cause of the others
-    validating_ps = int(metrics["validating_ps"].item()) if "slow input" in of_run["rule"] else 0
-    general = _of_accounts(run, of_run, of_phases, excused_waits, validating_ps)
+    # the waits of evaluations have the cause of the others, and operations between steps that of those in them
+    beside = {"evaluation": ("validating_ps", "slow input"), "program code": ("called_between_ps", "eager steps")}
+    explained_ps = {key: metrics[of].item() for key, (of, rule) in beside.items() if rule in of_run["rule"]}
+    general = _of_accounts(run, of_run, of_phases, excused_waits, explained_ps)
     # what the clock knows of an account is the same waste in its phases
     accounts = [*of_run.drop_nulls("account")["account"]]
     of_phases = of_phases.filter(pl.col("phase").is_null() | ~pl.col("account").is_in(accounts).fill_null(value=False))
@@ -264,7 +265,7 @@ def _with_remedies(cause: Cause, applied: pl.DataFrame) -> pl.DataFrame:
 
 
 def _of_accounts(
-    run: Goodput, of_run: pl.DataFrame, of_phases: pl.DataFrame, excused_waits: float, validating_ps: int
+    run: Goodput, of_run: pl.DataFrame, of_phases: pl.DataFrame, excused_waits: float, beside_ps: dict[str, int]
 ) -> pl.DataFrame:
     """Return each account whose time has no known cause, as far as it has none, with the remedy of phases in it."""
     explained = dict(
@@ -275,7 +276,7 @@ def _of_accounts(
     for account, time_ps in totals(run).select(pl.col("account").cast(pl.String), "time_ps").iter_rows():
         if account in _NO_WASTE or is_once(run, account):
             continue
-        explained_ps = explained.get(account, 0) + validating_ps * (account == "evaluation")
+        explained_ps = explained.get(account, 0) + beside_ps.get(account, 0)
         explained_ps = max(explained_ps, crowded_ps * (account == "step time deviation"))
         if explained_ps >= min(NAMED_SHARE * run.wall_ps, time_ps / 2):
             continue

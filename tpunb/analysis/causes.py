@@ -10,6 +10,7 @@ import polars as pl
 
 from tpunb.instrument.remedies import Trial
 from tpunb.schema import PEERS, STANDING
+from tpunb.step_stats.sample_places import WORKS
 
 
 @dataclass(frozen=True)
@@ -429,8 +430,10 @@ _READ_ONCE = Remedy(
 _OF_STEPS = (
     Cause(
         "T301", None, "eager steps",
-        when=pl.col("eager").is_not_null() & (pl.col("stepping") > 0.3 * (1 - pl.col("profiler"))),
-        wastes=pl.col("dispatching"), sentence="The steps run operation by operation, {took}{mostly}",
+        when=pl.col("eager").is_not_null()
+        & (pl.col("stepping") + pl.col("called_between") > 0.3 * (1 - pl.col("profiler"))),
+        wastes=pl.col("dispatching"), places=(pl.col("worked") >= WORKS).fill_null(value=True),
+        sentence="The steps run operation by operation, {took}{mostly}",
         remedies=(
             Remedy(
                 "compile the model without run_eagerly=True, and leave tf.config.run_functions_eagerly at False",
@@ -590,8 +593,8 @@ _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, 
 
 _OF_THE_PROGRAM = (
     Cause(
-        "T401", "program code", "program code", wastes=pl.col("code") - pl.col("waited") - pl.col("read_between"),
-        places=~WAITS,
+        "T401", "program code", "program code",
+        wastes=pl.col("code") - pl.col("waited") - pl.col("read_between") - pl.col("called_between"), places=~WAITS,
         sentence="Code of the program took {took}{mostly}",
         remedies=(
             Remedy(

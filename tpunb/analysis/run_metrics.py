@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 
 import numpy as np
 import polars as pl
@@ -142,11 +143,13 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     batches = phases.steps.frame.filter(pl.col("rule").ne_missing("whole")).height
     taken["handing"] = round(HANDOVER_PS * batches) // run.hosts
     eager = _eager(phases.steps)
-    lines = _read_lines(phases.steps)
-    read_at, in_steps_ps, taken["read_between"] = _reading(run, lines)
+    lines = _lines_of_jax(phases.steps, "wait")
+    read_at, in_steps_ps, taken["read_between"] = _at_lines(run, lines)
     taken["reading"] = in_steps_ps + taken["read_between"]
+    called = {*_lines_of_jax(phases.steps, "call")} - {*lines} if eager == "JAX" else ()
+    _, _, taken["called_between"] = _at_lines(run, called)
     dispatching_ps = round(taken["stepping"] * (1 - _in_kernels(phases.steps, eager)))
-    taken["dispatching"] = max(dispatching_ps - in_steps_ps, 0)
+    taken["dispatching"] = max(dispatching_ps - in_steps_ps, 0) + taken["called_between"]
     taken["calling"] = 0 if eager else _calling_ps(phases.steps, taken["productive"] + taken["idle"], run.hosts)
     frozen_at, taken["frozen"] = _frozen(run, phases.steps)
     taken["padding"] = round(taken["productive"] * _padding(phases.steps))
@@ -274,26 +277,28 @@ def _ends_ps(steps: Steps, restarts: pl.DataFrame) -> int:
     return int((last["end_ps"] - last["at"]).sum())
 
 
-def _read_lines(steps: Steps) -> list[str]:
-    """Return the lines of the program at which JAX reads many numbers in each step."""
+def _lines_of_jax(steps: Steps, event: str) -> list[str]:
+    """Return the lines of the program at which JAX reads many numbers, or calls many operations, in each step."""
     if steps.read_run_events is None:
         return []
     run = steps.read_run_events()
-    of_jax = run.names.filter(library="jax").select("host", what="id")
-    waits = run.events.filter(event="wait").join(of_jax, on=["host", "what"], how="semi")
-    counts = waits.group_by("host", "place").agg(pl.col("count").sum())
+    names = run.names.rename({"id": "what"})
+    is_part = [What(*what).is_part_of_steps for what in names.select("library", "module", "name").iter_rows()]
+    names = names.filter(pl.Series(is_part, dtype=pl.Boolean)) if event == "call" else names.filter(library="jax")
+    found = run.events.filter(event=event).join(names, on=["host", "what"], how="semi")
+    counts = found.group_by("host", "place").agg(pl.col("count").sum())
     many = counts.filter(pl.col("count") >= _EAGER_CALLS * steps.frame.height)
     lines = run.places.rename({"id": "place"}).join(many, on=["host", "place"], how="semi").drop("host", "place")
     return [line for place in lines.rows() if (line := line_of(*place))]
 
 
-def _reading(run: Goodput, lines: list[str]) -> tuple[str | None, int, int]:
+def _at_lines(run: Goodput, lines: Collection[str]) -> tuple[str | None, int, int]:
     """Return which of some lines takes most time, and that of all in steps and between them; None for none."""
     times_ps = {name: float(run.time_ps(name)) for name in ("productive", "device idle", "program code")}
     places = run.places.filter(pl.col("account").is_in([*times_ps]))
     time_ps = pl.col("share") * pl.col("account").cast(pl.String).replace_strict(times_ps, default=0.0)
     line = pl.col("place").str.split(" ← ").list.first()
-    found = places.select("account", line=line, time_ps=time_ps).filter(pl.col("line").is_in(lines))
+    found = places.select("account", line=line, time_ps=time_ps).filter(pl.col("line").is_in([*lines]))
     if found.is_empty():
         return None, 0, 0
     most = found.group_by("line").agg(pl.col("time_ps").sum()).sort("time_ps", descending=True)["line"][0]
