@@ -520,6 +520,7 @@ OF_RUN = {
     "rebuilt models": ([(41 + 5 * i, 4, "program startup", "tracing the step of fit") for i in range(4)], {}, 12),
     "long startup": ([(41, 50, "program startup", "loading")], {}, 50),
     "long evaluation": ([], {}, 22.4),  # one of five remains
+    "scoring": ([(41, 40, "evaluation", None)], {}, 40),  # beside 28 s in batches
     "mode to evaluate": ([(41, 20, "evaluation", None)], {}, 20),
     "fits of one batch": ([(4 * i, 20, "fit", "fit") for i in range(10)], {}, 16),
     "eager steps": ([], {}, 30),  # a quarter in operations
@@ -666,7 +667,7 @@ def test_memory_that_does_not_grow_steadily_in_the_training_is_no_leak(rss_mb):
 def test_an_account_applies_its_rule_and_saves_at_most_its_time(rule):
     spans, options, saves = OF_RUN[rule]
     waited_ps = 12 * S // 10 if rule == "slow input" else None
-    phases = accounted(*spans, kinds=EVAL if rule == "long evaluation" else None, input_ps=waited_ps)
+    phases = accounted(*spans, kinds=EVAL if rule in ("long evaluation", "scoring") else None, input_ps=waited_ps)
     phases = with_facts(rule, phases)
     assert of_run(phases, **options)[rule] == (None if saves is None else pytest.approx(saves))
 

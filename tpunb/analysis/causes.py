@@ -641,7 +641,8 @@ _OF_THE_PROGRAM = (
         source=_YOUNG, no_fault="a run that is lost is not repeated"),
     Cause(
         "T406", "evaluation", "long evaluation",
-        when=(pl.col("evaluation") > pl.min_horizontal("productive", _EVALUATES)) & ~_is("evaluates", "mode"),
+        when=(pl.col("evaluation") > pl.min_horizontal("productive", _EVALUATES))
+        & ~_is("evaluates", "mode") & (pl.col("scoring") <= pl.col("evaluation") / 2),
         wastes=pl.col("evaluation"), sentence="Evaluation took {took}{mostly}",
         remedies=(
             Remedy(
@@ -654,6 +655,12 @@ _OF_THE_PROGRAM = (
         evidence=f"{_CLOCK}evaluations, and steps that only measure",
         source="longer than training, or a fifth of the run",
         no_fault="the evaluation is what the run is for"),
+    Cause(
+        "T411", "evaluation", "scoring", when=pl.col("scoring") > pl.col("evaluation") / 2, wastes=pl.col("scoring"),
+        sentence="Evaluation took {took} beside its batches{mostly}",
+        remedies=(Remedy("score on arrays rather than one by one, on fewer examples, or less often"),),
+        evidence=f"{_CLOCK}evaluations, without the batches in them",
+        source="most of the evaluation", no_fault="the score is what the run is for"),
     Cause(
         "T407", "checkpoint save", "checkpoint", wastes=pl.col("checkpoint"),
         sentence="Saving checkpoints takes {checkpoint} of the phase's step time",

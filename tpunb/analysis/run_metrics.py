@@ -23,7 +23,7 @@ from tpunb.signals import DATA_END, NEW_ITERATOR, WORKERS_START
 from tpunb.step_stats.batch_size import padding_of
 from tpunb.step_stats.boundaries import is_primitive
 from tpunb.step_stats.sample_places import WORKS, line_of
-from tpunb.step_stats.step_fold import LOOP_CALLS
+from tpunb.step_stats.step_fold import EVALUATION, LOOP_CALLS
 from tpunb.text import plural
 
 _FEWEST_LOADS, _STEADY, _GROWN = 3, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
@@ -59,26 +59,26 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three models or more,
     but for the first), of ``first`` (the rest of startup), ``compiling`` (of startup), ``collecting`` (garbage),
     ``anew`` (iterators of Keras, with ``awaiting``, the waits for their first batches, and ``of_arrays``, those of
-    arrays), ``validating`` (waits for input of evaluations), ``ended`` (iterators of tf.data), ``starting`` and
-    ``restarting`` (workers of a DataLoader, in its first pass and later), ``importing`` (modules, by samples of
-    preparation), ``refitting`` (around and before the steps of fits of one batch), ``stepping`` (steps without waits),
-    ``working`` (with code and callbacks), ``handing`` (batches over, if workers did), ``dispatching`` (of steps, what a
-    compiled one would not take; see ``eager``), ``calling`` (of compiled steps of Keras, without operations),
-    ``reading`` (numbers of arrays of JAX one by one, most at ``read_at``; ``read_between`` steps), ``slowing`` (of
-    steps, beyond those of the first quarter) and ``frozen`` (a model without gradients, called at ``frozen_at``),
-    ``padding`` (of batches that all have one width), ``double`` (what double precision costs at most) and
-    ``unthreaded`` (what ``processors`` beyond the ``threads`` of PyTorch would save at most) the share of wall time, 0
-    to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in
-    bytes; ``crowding``, the share of the processors that other programs used while none was free; ``computing``, that
-    which the job used while it trained; ``eager``, what runs steps operation by operation; ``debug``, what checks each
-    operation; ``data``, the kind of the data; ``waits``, "collector" if code between steps collects garbage;
-    ``awaited_at``, what it waits for, ``waited``; ``collects``, "program" if that collects garbage itself; ``calls``,
-    "model" if callbacks mostly call one; ``evaluates``: "predict", "mode" if no batch is evaluated, or "batches";
-    ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and ``retraced``, what took
-    most of it, with ``callback_ps``, the ``reason`` of retracing, how often ``again``, and what had ``changed``:
-    function, value, shape or growth; ``models``, how many steps of models were traced; ``unplanned``, ``saving``
-    without a known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of
-    saves; ``save_best_ps``, the interval of least loss by Young.
+    arrays), ``validating`` (waits for input of evaluations), ``scoring`` (evaluations beside their batches), ``ended``
+    (iterators of tf.data), ``starting`` and ``restarting`` (workers of a DataLoader, in its first pass and later),
+    ``importing`` (modules, by samples of preparation), ``refitting`` (around and before the steps of fits of one
+    batch), ``stepping`` (steps without waits), ``working`` (with code and callbacks), ``handing`` (batches over, if
+    workers did), ``dispatching`` (of steps, what a compiled one would not take; see ``eager``), ``calling`` (of
+    compiled steps of Keras, without operations), ``reading`` (numbers of arrays of JAX one by one, most at ``read_at``;
+    ``read_between`` steps), ``slowing`` (of steps, beyond those of the first quarter) and ``frozen`` (a model without
+    gradients, called at ``frozen_at``), ``padding`` (of batches that all have one width), ``double`` (what double
+    precision costs at most) and ``unthreaded`` (what ``processors`` beyond the ``threads`` of PyTorch would save at
+    most) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour,
+    if steady, to ``memory`` in bytes; ``crowding``, the share of the processors that other programs used while none was
+    free; ``computing``, that which the job used while it trained; ``eager``, what runs steps operation by operation;
+    ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "collector" if code between steps
+    collects garbage; ``awaited_at``, what it waits for, ``waited``; ``collects``, "program" if that collects garbage
+    itself; ``calls``, "model" if callbacks mostly call one; ``evaluates``: "predict", "mode" if no batch is evaluated,
+    or "batches"; ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and
+    ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of retracing, how often ``again``, and what
+    had ``changed``: function, value, shape or growth; ``models``, how many steps of models were traced; ``unplanned``,
+    ``saving`` without a known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by
+    number of saves; ``save_best_ps``, the interval of least loss by Young.
 
     Parameters
     ----------
@@ -128,6 +128,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken["anew"] += taken["awaiting"]
     validating = run.frame.filter(account="evaluation", detail=VALIDATING)
     taken["validating"] = int(validating["time_ps"].sum()) // run.hosts
+    scoring = run.segments.filter(pl.col("step").is_null(), account="evaluation")["dur_ps"].sum() // run.hosts
+    taken["scoring"] = scoring if (phases.steps.frame["kind"] == EVALUATION).any() else 0
     taken["of_arrays"] = taken["anew"] if traits(phases.steps)["data"] == "arrays" else 0  # Keras' own, no slow input
     taken["importing"] = importing_ps(run)
     waited = run.places.filter(WAITS, account="program code")
