@@ -72,6 +72,13 @@ def test_a_window_is_a_session_over_all_threads(threads):
     assert source.facts() == facts
 
 
+def test_beside_tensorflow_a_session_waits_until_the_program_has_imported_what_it_imports(threads, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", ModuleType("tensorflow"))
+    assert not torch_source.torch.profiles_all_threads()
+    monkeypatch.setitem(sys.modules, "torch._dynamo", ModuleType("torch._dynamo"))
+    assert torch_source.torch.profiles_all_threads()
+
+
 def test_shapes_are_recorded_in_the_first_window_and_in_the_first_of_a_phase(threads, monkeypatch):
     source, session, shapes = tp.sources.Torch(), threads.profiler.profile, []
 

@@ -384,7 +384,13 @@ SESSIONS = Sessions(  # which have no class: functions begin and end them
 
 
 def profiles_all_threads() -> bool:
-    """Return whether the program has imported a version whose profiler records all threads."""
+    """Return whether the program has imported a version whose profiler records all threads, and may begin now.
+
+    It imports Dynamo, as each optimizer does, and that Triton, which ends a process that has imported TensorFlow
+    before: where PyTorch is there beside it, and trains nothing, that would be our doing.
+    """
+    if "tensorflow" in sys.modules and "torch._dynamo" not in sys.modules:
+        return False
     profiler = getattr(LIBRARY.module(), "profiler", None)
     config = getattr(profiler, "_ExperimentalConfig", None)
     if not callable(config) or not callable(getattr(profiler, "profile", None)):
