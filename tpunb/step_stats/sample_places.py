@@ -57,7 +57,8 @@ _EVALUATES = re.compile(r"(^|_)(evaluat|validat|eval(_|$)|valid(_|$))", re.IGNOR
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _EVALUATION = {
-    *("eval", "evaluate", "evaluates", "evaluation", "valid", "validate", "validates", "validation", "test", "tests"),
+    *("eval", "evaluate", "evaluates", "evaluation", "test", "tests"),
+    *("val", "valid", "validate", "validates", "validation"),
     *("predict", "predicts", "prediction", "predictions", "infer", "infers", "inference"),
 }
 
@@ -65,8 +66,9 @@ _EVALUATION = {
 def is_evaluation(name: str) -> bool:
     """Return whether a word of a name says that a function evaluates, which counts where nothing else does.
 
-    >>> [name for name in ("eval_step", "testModel", "latest_step", "retrieval", "contest") if is_evaluation(name)]
-    ['eval_step', 'testModel']
+    >>> names = "eval_step", "val_step", "testModel", "latest_step", "retrieval", "value_and_grad", "contest"
+    >>> [name for name in names if is_evaluation(name)]
+    ['eval_step', 'val_step', 'testModel']
     """
     return not _EVALUATION.isdisjoint(word.lower() for word in _WORDS.findall(name))
 
