@@ -118,6 +118,14 @@ def test_a_run_with_only_failed_windows_names_the_first_error():
         tp.steps(failed)
 
 
+def test_a_run_whose_windows_wait_for_a_framework_has_no_other_profiler_to_stop():
+    windows = pl.DataFrame([("toy", 0, 0, 0, 1, 0, 0, 0, "PyTorch: step times only")], schema=WINDOWS, orient="row")
+    waited = Profile("toy", None, windows, pl.DataFrame(schema=schema.HARDWARE), 0, stored=toy_steps(""))
+    with pytest.raises(NoSteps, match="none was marked") as caught:
+        tp.steps(waited)
+    assert "mark them in the program" in caught.value.hint
+
+
 def test_marks_come_before_modules():
     events = toy_events(
         (CPU, "python", "train", 0, 100, 3),

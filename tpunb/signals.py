@@ -13,6 +13,8 @@ T = TypeVar("T")
 NEW_ITERATOR, DATA_END = "a new iterator at the end of an epoch", "end of the data"
 WORKERS_START = "start of workers"
 """Details of time in data loading with causes of its own."""
+STEP_TIMES_ONLY = "step times only"
+"""In the message of a window that waited in vain for a supported framework."""
 UNSURE = "computing, or waiting for code in other threads"
 """Detail of time in "other" within steps, of which stacks from outside do not show what it was."""
 

@@ -18,6 +18,7 @@ from tpunb.errors import BadProfile, NoSteps, warn_user
 from tpunb.frames import Profile, Steps
 from tpunb.frames.profile import device_kinds
 from tpunb.frames.steps import NO_STEPS
+from tpunb.signals import STEP_TIMES_ONLY
 from tpunb.step_stats import boundaries, breakdown, launches, op_names
 from tpunb.step_stats.collectives import collectives, of_ops
 from tpunb.step_stats.ops import assign, find, instructions, map_names, parts, place, totals, with_calls
@@ -144,6 +145,7 @@ _PYTORCH = "torch.profiler.schedule and prof.step() after each step"
 
 def _no_steps(profile: Profile) -> NoSteps:
     failures = profile.windows["error"].drop_nulls()
+    failures = failures.filter(~failures.str.contains(STEP_TIMES_ONLY))  # no profiler has refused
     if profile.windows.height and failures.len() == profile.windows.height:
         return NoSteps(
             f"{profile.name} holds no steps: {plural(failures.len(), 'window')} failed, the first with {failures[0]!r}",

@@ -31,7 +31,7 @@ from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.conversion import write_atomically
 from tpunb.frames.phases import PhaseMethod
 from tpunb.profiler.capture import NullRun
-from tpunb.profiler.sources.frameworks import STEP_TIMES_ONLY
+from tpunb.signals import STEP_TIMES_ONLY
 from tpunb.text import (
     duration,
     earlier_run,

@@ -9,12 +9,9 @@ from typing import Any
 from tpunb.errors import TpunbError
 from tpunb.frames.hardware import this_cpu
 from tpunb.instrument import jax, keras, tensorflow, torch
+from tpunb.signals import STEP_TIMES_ONLY
 
 SUPPORTED = jax, tensorflow
-
-
-STEP_TIMES_ONLY = "step times only"
-"""In the message of a window that waited in vain for a supported framework."""
 
 
 class NotInUse(TpunbError):
