@@ -80,12 +80,12 @@ def listen_to_annotations(sink: Sink, methods: tuple[Attribute, ...], stack: Exi
         init(self, *args, **kwargs)
         number = kwargs.get("step_num")
         if isinstance(number, Integral) and 0 <= int(number) < 2**62:
-            setattr(self, _NUMBER, int(number))
+            setattr(self, _NUMBER, (int(number), str(args[0] if args else kwargs.get("name"))))
 
     def entered(enter: Callable[..., Any], self: Any, *args: Any) -> Any:
-        number = getattr(self, _NUMBER, None)
+        number, name = getattr(self, _NUMBER, (None, ""))
         if number is not None and not clock.annotates and not keras_runs():
-            setattr(self, _STEP, clock.begin("train", step=number, explicit=True, rule="annotation", what=what))
+            setattr(self, _STEP, clock.begin(name, step=number, explicit=True, rule="annotation", what=what))
         return enter(self, *args)
 
     def left(leave: Callable[..., Any], self: Any, *error: Any) -> Any:
