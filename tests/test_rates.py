@@ -1,6 +1,7 @@
 """Samples/s, tokens/s, FLOP/s, MFU and HFU of runs, beside what a person computes by hand."""
 
 import json
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -8,7 +9,7 @@ from optional import lazy
 
 import tpunb as tp
 from tpunb import schema
-from tpunb.analysis.rates import _counted, _Part, rates
+from tpunb.analysis.rates import _counted, _of_calls, _Part, rates
 from tpunb.costs import hlo_cost
 from tpunb.frames.hardware import DEVICES
 from tpunb.protobuf.table import Messages
@@ -146,6 +147,14 @@ def test_two_runs_have_their_rates_beside_each_other():
     rows = {row["rate"]: row for row in found.rates.iter_rows(named=True)}
     assert rows["tokens_per_s"] == {"rate": "tokens_per_s", "a": 80_000, "b": 160_000, "ratio": 2}
     assert rows["mfu"]["ratio"] is None
+
+
+def test_a_function_that_takes_its_state_alone_says_nothing_of_samples():
+    calls = pl.DataFrame({"event": ["call"], "key": ["step"], "count": [3], "arrays": [0]})
+    for takes, samples in (("float32[4,2]", None), ("float32[4,2], float32[8,2]", 8)):
+        signatures = pl.DataFrame({"host": ["a"], "id": [0], "takes": [takes], "returns": ["float32[4,2]"]})
+        events = SimpleNamespace(events=calls, signatures=signatures)
+        assert _of_calls(events, 3)[0].samples == samples
 
 
 @pytest.mark.live

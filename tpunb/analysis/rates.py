@@ -238,7 +238,7 @@ def _of_calls(events: RunEvents, steps: int) -> tuple[Size, str]:
             taken = [kind for kind in _kinds(signature.takes) if kind not in state and "[" in kind and "[]" not in kind]
             signature = Signature("", ", ".join(f"{at}:{kind}" for at, kind in enumerate(taken)))
         size, times = size_of(signature), round(per_step)
-        if size.samples is not None and times >= 1 and abs(per_step - times) < 0.1 * times:
+        if size.samples and times >= 1 and abs(per_step - times) < 0.1 * times:
             sizes = (None if number is None else number * times for number in size)
             return Size(*sizes), f"the first call, {times} a step"
     return Size(None, None), ""
