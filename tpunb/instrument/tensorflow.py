@@ -66,12 +66,14 @@ ITERATOR_NEXT, NUMPY_NEXT = (
 class _End:
     """What an iterator frees last: the time since it began to be freed is that of its end."""
 
+    _is_exit = staticmethod(sys.is_finalizing)  # when modules are empty
+
     def __init__(self, sink: Sink, iterator: object) -> None:
         self._sink, self._begun_ns = sink, 0
         self._begins = weakref.ref(iterator, self._begin)
 
     def _begin(self, _: object) -> None:
-        self._begun_ns = monotonic_ns()
+        self._begun_ns = 0 if self._is_exit() else monotonic_ns()
 
     def __del__(self) -> None:
         if self._begun_ns and self._sink.is_training():
