@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 
-from tpunb.instrument import listening
+from tpunb.instrument import listening, tensorflow
 from tpunb.instrument.sink import What
 from tpunb.profiler import step_clock
 from tpunb.profiler.loop import Loop
@@ -156,6 +156,37 @@ def test_what_jax_traced_within_another_function_is_compiled_for_the_first_time_
         loss_of_this_test(jax.numpy.ones(3))
     compiled = [detail for detail in of(found, "program startup") if "compiling jit(loss_of_this_test)" in detail]
     assert compiled == ["compiling jit(loss_of_this_test)"]
+
+
+def test_what_jax_calls_as_it_takes_gradients_has_its_name_and_is_a_part_if_it_is_of_jax():
+    jax = pytest.importorskip("jax")
+    calls = set()
+
+    class Calls(Loop):
+        def called(self, function, *args, what, **kwargs):
+            calls.add((function, what.is_part_of_steps))
+
+    @jax.jit
+    def loss_of_this_test(x):
+        return (x * x).sum()
+
+    with listening(Calls(StepClock(lambda kind, number: nullcontext()))):
+        for _ in range(3):
+            jax.grad(lambda x: loss_of_this_test(jax.numpy.where(x > 1, x, 0.5)))(jax.numpy.ones(3))
+    assert {("loss_of_this_test", False), ("_where", True)} <= calls
+    assert {function for function, is_part in calls if not is_part} == {"loss_of_this_test"}
+
+
+def test_an_iterator_of_tensorflow_that_ends_with_python_is_left_alone(monkeypatch):
+    ended = []
+    sink = types.SimpleNamespace(is_training=lambda: ended.append(True))
+    for is_exit in (False, True):
+        monkeypatch.setattr(tensorflow._End, "_is_exit", staticmethod(lambda is_exit=is_exit: is_exit))
+        iterator = type("Iterator", (), {})()
+        iterator.end = tensorflow._End(sink, iterator)
+        del iterator
+        gc.collect()
+    assert ended == [True]
 
 
 def test_an_exception_while_tracing_is_raised_and_timed():

@@ -60,8 +60,12 @@ def _calls(sink: Sink, stack: ExitStack) -> None:
             first = result(out)
             if isinstance(first, tracer):  # this is a call within a function that is traced
                 return
-            signature, name = None, str(name or "a function")
-            what = What("jax", str(getattr(function, "__module__", "")), getattr(function, "__qualname__", name))
+            signature, home = None, str(getattr(function, "__module__", ""))
+            if name is None:
+                name = _name_within(function)
+                home = _homes.get(name, home)
+            name = str(name or "a function")
+            what = What("jax", home, getattr(function, "__qualname__", name))
             if not what.is_part_of_steps and not states.are_clear(name):
                 taken, returned = leaves(inputs), leaves(out)
                 signature = Signature.of(taken, returned, states.repeats(name, taken, returned))
@@ -100,6 +104,17 @@ def _leave_frames_out(exclude: Callable[[str], None] | None) -> None:
     if exclude is not None:
         exclude(__file__)
         exclude(around.__code__.co_filename)
+
+
+_homes = dict[str, str]()
+"""Modules of functions that were traced, by name: the last of each."""
+
+
+def _name_within(function: Any) -> str:
+    """Return the name of a function that JAX calls as it takes gradients outside of all; it has no such attribute."""
+    with suppress(Exception):  # of internals that have changed
+        return str(function.__getstate__()["function_name"])
+    return ""
 
 
 class _Misses:
@@ -220,6 +235,7 @@ def _gradients(sink: Sink, stack: ExitStack) -> None:
         try:
             found = original(*args, **kwargs)
             name = found[0].params["name"]
+            _homes[name] = str(getattr(args[0], "__module__", ""))
             if learns[0] or name in learning:  # it was traced before
                 learning.add(name)
                 sink.takes_gradients(name, what=What.of("jax", args[0]))
