@@ -201,6 +201,7 @@ class StepFold:
         self.kind = TRAIN  # of the last step
         self.calls = Counter[str]()  # of compiled functions
         self.learning = set[str]()  # functions that take gradients
+        self._fetching = set[str]()  # those that were called without a batch: they fetch it, if there are any
         self.marked = set[str]()  # functions that are called in marked steps
         self.evaluates_since: int | None = None  # since when a model is in the mode to evaluate
         self.model_since: int | None = None  # when a model was first called
@@ -322,7 +323,9 @@ class StepFold:
                 if not part.is_over:
                     part.launched(event)
             return
-        again = part is not None and not part.streams and not part.updates and function in part.functions
+        again = part is not None and not part.updates and function in part.functions
+        if again and part is not None and part.streams:  # whose batch another function has taken
+            again = function in self._fetching and function != next(iter(part.functions))
         acts = self._acting.get(function) == event.place and function in self._acting
         if part is not None and again and acts and part.functions.keys() <= self._acting.keys():
             again = False
@@ -330,6 +333,7 @@ class StepFold:
             if part is not None and again and function != next(iter(part.functions)):
                 self._split(part, function)
             part = self._begin_part(event.start)
+            self._fetching |= {function} & self.learning
         self.calls[function] += 1
         if function not in part.functions:
             part.functions[function] = event, part.launch
