@@ -28,6 +28,7 @@ _KINDS = {"train": "train", "test": "eval", "predict": "predict"}  # Keras' word
 _METHODS = {"fit": ("train", "fit"), "evaluate": ("eval", "evaluation"), "predict": ("predict", "fit")}
 """Kind of the steps, and account of the time around them, of each method."""
 _EVENTS = {"fit": "mark", "evaluate": "evaluate", "predict": "predict"}
+_ON_BATCH = {f"{word}_on_batch": kind for word, kind in _KINDS.items()}  # kinds of the steps that methods are
 _FILES = {"save": "save", "save_weights": "save", "load_weights": "restore"}  # events of methods
 STEP_FUNCTION = "multi_step_on_iterator"  # that a method traces and calls
 
@@ -35,6 +36,7 @@ METHODS = {
     name: LIBRARY.attribute("keras", f"Model.{name}", evidence=Evidence(event, f"Trainer.{name}"))
     for name, event in _EVENTS.items()
 }
+ON_BATCH = {name: LIBRARY.attribute("keras", f"Model.{name}", evidence=Evidence("mark")) for name in _ON_BATCH}
 FILES = {name: LIBRARY.attribute("keras", f"Model.{name}", evidence=Evidence(_FILES[name])) for name in _FILES}
 HOOKS = {  # of all callbacks: they run in the training thread even if Keras calls callbacks in another
     name: LIBRARY.attribute(
@@ -156,6 +158,17 @@ def _steps(sink: Sink, stack: ExitStack) -> None:
 
         return patched
 
+    def on_batch(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            step = None if _running else clock.begin(_ON_BATCH[name], what=What.of("keras", original))
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                clock.end(step)
+
+        return patched
+
     def file(name: str, event: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
@@ -178,6 +191,7 @@ def _steps(sink: Sink, stack: ExitStack) -> None:
     hooks: dict[Attribute, Hook] = {
         **{HOOKS[name]: partial(batch_hook if "_batch_" in name else hook, name) for name in HOOKS},
         **{METHODS[name]: partial(method, name) for name in METHODS},
+        **{ON_BATCH[name]: partial(on_batch, name) for name in ON_BATCH},
         **{FILES[name]: partial(file, name, _FILES[name]) for name in FILES},
         LOAD_MODEL: around(load),
         **{EPOCH_NEXT: partial(timed, clock, kind), EPOCH_END: ended},
