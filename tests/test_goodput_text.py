@@ -37,7 +37,7 @@ def test_a_large_other_comes_first_with_its_reason():
     assert "1.0 s other; 5.0 s" in goodput_of(rows).sentence
 
 
-def test_other_up_to_5_percent_is_an_account_like_any():
+def test_other_under_a_tenth_is_an_account_like_any():
     rows = [("productive", None, 8.5), ("other", None, 0.5), ("callbacks", None, 1.0)]
     assert goodput_of(rows).sentence.endswith("(85 %), 1.0 s in callbacks; 500 ms other")
 

@@ -17,7 +17,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis.barriers import aligned
-from tpunb.analysis.causes import LISTED_SHARE
+from tpunb.analysis.causes import LISTED_SHARE, NAMED_SHARE
 from tpunb.analysis.run import OfRun, Run, loaded, phases
 from tpunb.analysis.time_line import BUSY, COMPUTING, DRAWN, INSIDE_STEPS, HostRun, segments
 from tpunb.errors import NoSteps, wrong_type
@@ -31,7 +31,6 @@ from tpunb.text import cut, duration, percent, plain, plural
 _OF_CPU = 0.7  # of the work of XLA on a CPU: 0.73 to 0.96 of loops that never wait are recorded
 _MOST_ACCOUNTS, _MOST_DETAILS = 4, 2  # that are named; details of one account
 _FULL = 0.9  # share of the processors in use where a thread waits for one
-_UNEXPLAINED = 0.05  # share of wall time in "other" above which the sentence begins with it
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -145,7 +144,7 @@ def _sentence(goodput: Goodput) -> str:
     mean = f" (mean of {plural(goodput.hosts, 'host')})" if goodput.hosts > 1 else ""
     first = f"{duration(goodput.wall_ps)}{mean}: {duration(productive)} productive ({percent(goodput.ratio)})"
     parts = []
-    if accounts.get("other", {"share": 0.0})["share"] > _UNEXPLAINED:
+    if accounts.get("other", {"share": 0.0})["share"] >= NAMED_SHARE:  # which the sentence begins with
         notes = "; ".join(cut(plain(note), 160) for note in goodput.notes[:2])
         parts = [f"{duration(accounts.pop('other')['time_ps'])} other" + f" ({notes})" * bool(notes)]
     named = [(name, row["time_ps"]) for name, row in accounts.items() if row["share"] >= LISTED_SHARE]

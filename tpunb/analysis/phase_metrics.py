@@ -46,7 +46,6 @@ _SHARES = [
 _MEANS = (pl.col("of_devices", "launched").cast(pl.Float64).mean(),)
 _LAUNCH_US = 10.0  # the host may take as long to launch a kernel; ours
 _LONGEST = 300  # characters of a name that are matched
-_SLOWER = 1.25  # step time of a stalled phase by that of its twin
 
 
 def phase_metrics(phases: Phases) -> pl.DataFrame:
@@ -276,7 +275,7 @@ def _with_stalls(rows: pl.DataFrame, signatures: pl.DataFrame) -> pl.DataFrame:
     rows = rows.join(twins, on="signature", how="left", maintain_order="left")
     longer = pl.col("step_ps") - pl.col("step_ps_twin")
     waited = pl.col("wait_ps") - pl.col("wait_ps_twin")
-    stalled = (pl.col("step_ps") > _SLOWER * pl.col("step_ps_twin")) & (waited * 2 >= longer)
+    stalled = (longer > 0) & (waited * 2 >= longer)
     rows = rows.with_columns(stall_ps=pl.when(stalled).then(pl.min_horizontal(waited, longer)))
     input_ps = pl.col("input_ps") - pl.col("input_ps_twin")
     return rows.with_columns(

@@ -16,6 +16,7 @@ from tpunb.analysis.traits import traits
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.exclusive_time import covered
+from tpunb.frames.phase_rows import FEWEST_DRIFTING
 from tpunb.frames.steps import WallClock
 from tpunb.instrument.sink import END_OF_DATA, NEW_FUNCTION, What
 from tpunb.schema import ACCOUNTS
@@ -27,7 +28,7 @@ from tpunb.step_stats.step_fold import EVALUATION, LOOP_CALLS
 from tpunb.text import plural
 
 _FEWEST_LOADS, _STEADY, _GROWN = 3, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
-_FEWEST_SLOWING, _RISES = 20, 0.7  # steps; rank correlation of their processor time with their number
+_RISES = 0.7  # rank correlation of the processor time of steps with their number
 _IMPORTS = r" ← import | \(imports\)$"
 _SLEEP = " ← time.sleep"  # which no processor shortens
 _COLLECTS = r" ← (gc\.)?collect$"
@@ -453,7 +454,7 @@ def _slowing_ps(steps: Steps) -> int:
         of_host = wall.load.filter(host=host[0]).sort("start_ps").select("start_ps", "cpu")
         rows = rows.sort("start_ps").join_asof(of_host, on="start_ps", strategy="nearest")
         rows = rows.drop_nulls(["exclusive_ps", "cpu"])
-        if len(rows) < _FEWEST_SLOWING:
+        if len(rows) < FEWEST_DRIFTING:
             continue
         exclusive_ps, quarter = rows["exclusive_ps"].to_numpy(), len(rows) // 4
         work = exclusive_ps * rows["cpu"].to_numpy()

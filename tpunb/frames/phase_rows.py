@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tpunb.frames.phase_sums import StepValues
 
 _SUMS = ("device_ps", "idle_ps", "input_ps")  # null if no step of the phase has it
-_DRIFTING = 20  # fewest steps whose drift is known
+FEWEST_DRIFTING = 20
+"""Steps from which on it is known whether their time drifts."""
 
 
 def rows(steps: Steps, labels: pl.Series) -> pl.DataFrame:
@@ -71,7 +72,7 @@ def _rows(steps: Steps, labels: bytes, dtype: np.dtype[Any]) -> pl.DataFrame:
         "input": _ratio(sum_of["input_ps"], sum_of["input base_ps"]),
         "step_time_cv": _where(varying > 0, np.sqrt(squares / varying.clip(1)) / mean.clip(1)),
         # median exclusive time of the last tenth of the steps by that of the first, less 1
-        "drift": _where((count >= _DRIFTING) & (ids >= 0) & (begin > 0), end / begin.clip(1) - 1),
+        "drift": _where((count >= FEWEST_DRIFTING) & (ids >= 0) & (begin > 0), end / begin.clip(1) - 1),
         "idle": _ratio(sum_of["idle_ps"], sum_of["idle base_ps"]),
         "mxu_util": _ratio(floats[:, 0], sum_of["mxu base_ps"]),
         "confidence": pl.Series([None] * len(ids), dtype=pl.Float64),
