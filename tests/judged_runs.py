@@ -104,7 +104,9 @@ def checked(run, truth):
         if (accounts := cause["accounts"]) and "wasted_s" in truth:
             if "words" in cause:
                 apart_s = abs(_stated_s(answer) - truth["wasted_s"])
-                checks["amount"] = apart_s <= max(_LEEWAY * truth["wasted_s"], _TOLERANCE * goodput.wall_ps / 1e12)
+                checks["amount"] = checks["cause"] and apart_s <= max(
+                    _LEEWAY * truth["wasted_s"], _TOLERANCE * goodput.wall_ps / 1e12
+                )
             else:
                 checks["amount"] = any(
                     _holds(goodput, each, truth["wasted_s"]) for each in (accounts, *([one] for one in accounts))

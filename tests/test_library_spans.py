@@ -74,6 +74,38 @@ def test_tensorflow_traces_by_name_and_signature():
     ]
 
 
+def test_an_annotated_step_of_tensorflow_evaluates_if_that_is_its_name():
+    tf, found = pytest.importorskip("tensorflow"), []
+    names = "train", "test", "test-time training", "validation", "variational_inference"
+    with spans_of([]) as clock:
+        for number, name in enumerate(names):
+            with tf.profiler.experimental.Trace(name, step_num=number):
+                pass
+        found += clock.take(final=True)
+    assert [step.kind for step in found] == ["train", "eval", "train", "eval", "train"]
+
+
+@pytest.mark.parametrize("fetches", [False, True])
+def test_batches_that_keras_tests_between_those_of_a_training_are_an_evaluation(fetches):
+    tf, keras = pytest.importorskip("tensorflow"), pytest.importorskip("keras")
+    if keras.config.backend() != "tensorflow":
+        pytest.skip("other libraries compile functions of two names")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    x, y = tf.ones((16, 4)), tf.ones((16, 2))
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    clock = StepClock(lambda kind, number: nullcontext())
+    loop = Loop(clock)
+    with listening(loop):
+        for _ in range(3):
+            for batch in data if fetches else [(x, y)] * 4:
+                model.train_on_batch(*batch)
+            for batch in data if fetches else [(x, y)] * 4:
+                model.test_on_batch(*batch)
+        loop.close()
+    assert [step.kind for step in clock.take(final=True)] == [*["train"] * 4, *["eval"] * 4] * 3
+
+
 def test_tensorflow_says_which_value_changed_and_that_a_function_is_made_anew():
     tf = pytest.importorskip("tensorflow")
     found = []

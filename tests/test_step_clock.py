@@ -73,12 +73,6 @@ def test_steps_may_bring_their_own_rising_numbers(clock):
     assert [step for step, _ in steps_of(clock)] == [10, 20, 30]
 
 
-def test_an_annotated_step_evaluates_if_its_name_says_so(clock):
-    for name in ("train", "test", "Trainer.update", "validation epoch", "eval"):
-        clock.end(clock.begin(name, explicit=True, rule="annotation"))
-    assert [kind for _, kind in steps_of(clock)] == ["train", "eval", "train", "eval", "eval"]
-
-
 def test_used_step_number_is_replaced_with_one_warning(clock):
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")

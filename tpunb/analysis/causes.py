@@ -151,6 +151,7 @@ _FULL = "steps traced in full: "
 _XPROF = "XProf's smart suggestions: "
 
 _EVALUATES = pl.lit(0.2)  # of run time: what the program asks for is no waste
+_scoring = (pl.col("scoring") > pl.col("evaluation") / 2) & ~_is("evaluates", "predict")  # that sets up anew
 _least = pl.when(pl.col("account") == "evaluation").then(_EVALUATES).otherwise(NAMED_SHARE)
 
 _GENERAL = Cause(
@@ -431,7 +432,7 @@ _OF_STEPS = (
     Cause(
         "T301", None, "eager steps",
         when=pl.col("eager").is_not_null()
-        & (pl.col("stepping") + pl.col("called_between") > 0.3 * (1 - pl.col("profiler"))),
+        & ((pl.col("stepping") > 0.3 * (1 - pl.col("profiler"))) | (pl.col("called_between") > NAMED_SHARE)),
         wastes=pl.col("dispatching"), places=(pl.col("worked") >= WORKS).fill_null(value=True),
         sentence="The steps run operation by operation, {took}{mostly}",
         remedies=(
@@ -447,7 +448,7 @@ _OF_STEPS = (
             Remedy(
                 "compute on batches, not on each example (torch.vmap), or compile the step (torch.compile)",
                 when=_is("eager", "PyTorch"), trial=Trial.COMPILED_MODULE, is_part=True)),
-        evidence="the number of compiled functions, or of small operations, in steps traced in full",
+        evidence="the number of compiled functions, or of small operations, in steps; samples of lines that call them",
         source="https://www.tensorflow.org/guide/function; docs.jax.dev, Just-in-time compilation",
         no_fault="the program is debugged"),
     Cause(
@@ -642,7 +643,7 @@ _OF_THE_PROGRAM = (
     Cause(
         "T406", "evaluation", "long evaluation",
         when=(pl.col("evaluation") > pl.min_horizontal("productive", _EVALUATES))
-        & ~_is("evaluates", "mode") & (pl.col("scoring") <= pl.col("evaluation") / 2),
+        & ~_is("evaluates", "mode") & ~_scoring,
         wastes=pl.col("evaluation"), sentence="Evaluation took {took}{mostly}",
         remedies=(
             Remedy(
@@ -656,7 +657,8 @@ _OF_THE_PROGRAM = (
         source="longer than training, or a fifth of the run",
         no_fault="the evaluation is what the run is for"),
     Cause(
-        "T411", "evaluation", "scoring", when=pl.col("scoring") > pl.col("evaluation") / 2, wastes=pl.col("scoring"),
+        "T411", "evaluation", "scoring",
+        when=(pl.col("evaluation") > pl.min_horizontal("productive", _EVALUATES)) & _scoring, wastes=pl.col("scoring"),
         sentence="Evaluation took {took} beside its batches{mostly}",
         remedies=(Remedy("score on arrays rather than one by one, on fewer examples, or less often"),),
         evidence=f"{_CLOCK}evaluations, without the batches in them",

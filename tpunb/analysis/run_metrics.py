@@ -64,22 +64,22 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     (iterators of tf.data), ``starting`` and ``restarting`` (workers of a DataLoader, in its first pass and later),
     ``importing`` (modules, by samples of preparation), ``refitting`` (around and before the steps of fits of one
     batch), ``stepping`` (steps without waits), ``working`` (with code and callbacks), ``handing`` (batches over, if
-    workers did), ``dispatching`` (of steps, what a compiled one would not take; see ``eager``), ``calling`` (of
-    compiled steps of Keras, without operations), ``reading`` (numbers of arrays of JAX one by one, most at ``read_at``;
-    ``read_between`` steps), ``slowing`` (of steps, beyond those of the first quarter) and ``frozen`` (a model without
-    gradients, called at ``frozen_at``), ``padding`` (of batches that all have one width), ``double`` (what double
-    precision costs at most) and ``unthreaded`` (what ``processors`` beyond the ``threads`` of PyTorch would save at
-    most) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour,
-    if steady, to ``memory`` in bytes; ``crowding``, the share of the processors that other programs used while none was
-    free; ``computing``, that which the job used while it trained; ``eager``, what runs steps operation by operation;
-    ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``, "collector" if code between steps
-    collects garbage; ``awaited_at``, what it waits for, ``waited``; ``collects``, "program" if that collects garbage
-    itself; ``calls``, "model" if callbacks mostly call one; ``evaluates``: "predict", "mode" if no batch is evaluated,
-    or "batches"; ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and
-    ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of retracing, how often ``again``, and what
-    had ``changed``: function, value, shape or growth; ``models``, how many steps of models were traced; ``unplanned``,
-    ``saving`` without a known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by
-    number of saves; ``save_best_ps``, the interval of least loss by Young.
+    workers did), ``dispatching`` (of steps, what a compiled one would not take, and ``called_between`` them; see
+    ``eager``), ``calling`` (of compiled steps of Keras, without operations), ``reading`` (numbers of arrays of JAX one
+    by one, most at ``read_at``; ``read_between`` steps), ``slowing`` (of steps, beyond those of the first quarter) and
+    ``frozen`` (a model without gradients, called at ``frozen_at``), ``padding`` (of batches that all have one width),
+    ``double`` (what double precision costs at most) and ``unthreaded`` (what ``processors`` beyond the ``threads`` of
+    PyTorch would save at most) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``growth`` of
+    memory in bytes an hour, if steady, to ``memory`` in bytes; ``crowding``, the share of the processors that other
+    programs used while none was free; ``computing``, that which the job used while it trained; ``eager``, what runs
+    steps operation by operation; ``debug``, what checks each operation; ``data``, the kind of the data; ``waits``,
+    "collector" if code between steps collects garbage; ``awaited_at``, what it waits for, ``waited``; ``collects``,
+    "program" if that collects garbage itself; ``calls``, "model" if callbacks mostly call one; ``evaluates``:
+    "predict", "mode" if no batch is evaluated, or "batches"; ``saves``, "background" if Orbax does not hold up the
+    training for them; ``callback`` and ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of
+    retracing, how often ``again``, and what had ``changed``: function, value, shape or growth; ``models``, how many
+    steps of models were traced; ``unplanned``, ``saving`` without a known time between failures; ``save_ps``, time to
+    save once; ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the interval of least loss by Young.
 
     Parameters
     ----------

@@ -14,6 +14,7 @@ from tpunb.instrument.registry import Attribute, Hook, Priority, around, watchin
 from tpunb.instrument.sink import Clock, Sink, What
 
 _NUMBER, _STEP = "_tpunb_number", "_tpunb_step"
+_EVALUATIONS = {"eval", "evaluate", "evaluation", "test", "val", "validate", "validation"}  # names of annotations
 
 
 def listen_to_calls(sink: Sink, attributes: Iterable[Attribute], stack: ExitStack) -> None:
@@ -80,12 +81,13 @@ def listen_to_annotations(sink: Sink, methods: tuple[Attribute, ...], stack: Exi
         init(self, *args, **kwargs)
         number = kwargs.get("step_num")
         if isinstance(number, Integral) and 0 <= int(number) < 2**62:
-            setattr(self, _NUMBER, (int(number), str(args[0] if args else kwargs.get("name"))))
+            name = args[0] if args else kwargs.get("name")
+            setattr(self, _NUMBER, (int(number), "eval" if name in _EVALUATIONS else "train"))
 
     def entered(enter: Callable[..., Any], self: Any, *args: Any) -> Any:
-        number, name = getattr(self, _NUMBER, (None, ""))
+        number, kind = getattr(self, _NUMBER, (None, ""))
         if number is not None and not clock.annotates and not keras_runs():
-            setattr(self, _STEP, clock.begin(name, step=number, explicit=True, rule="annotation", what=what))
+            setattr(self, _STEP, clock.begin(kind, step=number, explicit=True, rule="annotation", what=what))
         return enter(self, *args)
 
     def left(leave: Callable[..., Any], self: Any, *error: Any) -> Any:

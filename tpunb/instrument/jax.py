@@ -235,7 +235,8 @@ def _gradients(sink: Sink, stack: ExitStack) -> None:
         try:
             found = original(*args, **kwargs)
             name = found[0].params["name"]
-            _homes[name] = str(getattr(args[0], "__module__", ""))
+            with suppress(Exception):  # of arguments that have changed
+                _homes[name] = str(getattr(args[0], "__module__", ""))
             if learns[0] or name in learning:  # it was traced before
                 learning.add(name)
                 sink.takes_gradients(name, what=What.of("jax", args[0]))

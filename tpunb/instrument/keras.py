@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache, partial
 from importlib import import_module
-from threading import Thread
+from threading import Thread, get_ident
 from time import monotonic_ns
 from types import GeneratorType
 from typing import Any
@@ -28,7 +28,6 @@ _KINDS = {"train": "train", "test": "eval", "predict": "predict"}  # Keras' word
 _METHODS = {"fit": ("train", "fit"), "evaluate": ("eval", "evaluation"), "predict": ("predict", "fit")}
 """Kind of the steps, and account of the time around them, of each method."""
 _EVENTS = {"fit": "mark", "evaluate": "evaluate", "predict": "predict"}
-_ON_BATCH = {f"{word}_on_batch": kind for word, kind in _KINDS.items()}  # kinds of the steps that methods are
 _FILES = {"save": "save", "save_weights": "save", "load_weights": "restore"}  # events of methods
 STEP_FUNCTION = "multi_step_on_iterator"  # that a method traces and calls
 
@@ -36,7 +35,7 @@ METHODS = {
     name: LIBRARY.attribute("keras", f"Model.{name}", evidence=Evidence(event, f"Trainer.{name}"))
     for name, event in _EVENTS.items()
 }
-ON_BATCH = {name: LIBRARY.attribute("keras", f"Model.{name}", evidence=Evidence("mark")) for name in _ON_BATCH}
+TEST = LIBRARY.attribute("keras", "Model.test_on_batch")
 FILES = {name: LIBRARY.attribute("keras", f"Model.{name}", evidence=Evidence(_FILES[name])) for name in _FILES}
 HOOKS = {  # of all callbacks: they run in the training thread even if Keras calls callbacks in another
     name: LIBRARY.attribute(
@@ -62,6 +61,15 @@ TRAINS = (LIBRARY.attribute("keras", "optimizers.Optimizer.__init__"),)
 
 _running: list[str] = []
 """The marked methods of Keras models that run now, from the outermost."""
+
+
+_testing: set[int] = set()
+"""Threads in which a batch is tested."""
+
+
+def called_as(name: str) -> str:
+    """Return the name of a compiled function, of which Keras has one for batches to train on and to test."""
+    return TEST.path.rpartition(".")[2] if get_ident() in _testing else name
 
 
 def keras_runs() -> bool:
@@ -158,16 +166,13 @@ def _steps(sink: Sink, stack: ExitStack) -> None:
 
         return patched
 
-    def on_batch(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
-            step = None if _running else clock.begin(_ON_BATCH[name], what=What.of("keras", original))
-            try:
-                return original(self, *args, **kwargs)
-            finally:
-                clock.end(step)
-
-        return patched
+    def test(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        _testing.add(get_ident())
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _testing.discard(get_ident())
 
     def file(name: str, event: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -191,7 +196,7 @@ def _steps(sink: Sink, stack: ExitStack) -> None:
     hooks: dict[Attribute, Hook] = {
         **{HOOKS[name]: partial(batch_hook if "_batch_" in name else hook, name) for name in HOOKS},
         **{METHODS[name]: partial(method, name) for name in METHODS},
-        **{ON_BATCH[name]: partial(on_batch, name) for name in ON_BATCH},
+        TEST: around(test),
         **{FILES[name]: partial(file, name, _FILES[name]) for name in FILES},
         LOAD_MODEL: around(load),
         **{EPOCH_NEXT: partial(timed, clock, kind), EPOCH_END: ended},

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from tpunb.instrument.hooks import fetching, listen_to_annotations, listen_to_calls
-from tpunb.instrument.keras import STEP_FUNCTION
+from tpunb.instrument.keras import STEP_FUNCTION, called_as
 from tpunb.instrument.profiler_sessions import Sessions
 from tpunb.instrument.registry import Evidence, Hook, Library, Priority, around, loaded
 from tpunb.instrument.sink import END_OF_DATA, NEW_FUNCTION, Sink, What
@@ -48,7 +48,7 @@ def _calls(sink: Sink, stack: ExitStack) -> None:
         finally:
             is_within[0] = False
         now_ns, function = monotonic_ns(), getattr(self, "python_function", self)
-        name, what = str(getattr(self, "__name__", "a function")), What.of("tensorflow", function)
+        name, what = called_as(str(getattr(self, "__name__", "a function"))), What.of("tensorflow", function)
         sink.called(name, begun_ns, now_ns, None, what=what)
         return value
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from io import BytesIO
 from time import monotonic_ns, thread_time_ns
 from typing import Any
@@ -386,10 +387,10 @@ SESSIONS = Sessions(  # which have no class: functions begin and end them
 def profiles_all_threads() -> bool:
     """Return whether the program has imported a version whose profiler records all threads, and may begin now.
 
-    It imports Dynamo, as each optimizer does, and that Triton, which ends a process that has imported TensorFlow
-    before: where PyTorch is there beside it, and trains nothing, that would be our doing.
+    It imports Dynamo, as each optimizer does. Dynamo imports Triton, which ends a process that has imported TensorFlow
+    before. No session of a profiler does that to a program that runs without it.
     """
-    if "tensorflow" in sys.modules and "torch._dynamo" not in sys.modules:
+    if "tensorflow" in sys.modules and "torch._dynamo" not in sys.modules and find_spec("triton"):
         return False
     profiler = getattr(LIBRARY.module(), "profiler", None)
     config = getattr(profiler, "_ExperimentalConfig", None)

@@ -30,8 +30,7 @@ from tpunb.profiler.stall_sampler import Progress
 from tpunb.schema import ACCOUNTS, PEERS
 from tpunb.signals import Spent
 from tpunb.step_stats.batch_size import Size, added
-from tpunb.step_stats.sample_places import is_evaluation
-from tpunb.step_stats.step_fold import EVALUATION, IDLE_NS, MARKS, NEXT, TRAIN, Event, StepTimes, event_size
+from tpunb.step_stats.step_fold import IDLE_NS, MARKS, NEXT, Event, StepTimes, event_size
 from tpunb.text import cut, plain
 from tpunb.training.program import user_frame
 
@@ -191,10 +190,8 @@ class StepClock:
         """Begin a step, which ends the one before; return it for `end`, or None if the clock is closed.
 
         Inside an `explicit` step, which the program marks itself, it returns None and changes nothing. A step that is
-        not `complete` waits for a call of `complete`. An annotation has a name, and evaluates if that says so.
+        not `complete` waits for a call of `complete`.
         """
-        if rule == "annotation":
-            kind = EVALUATION if is_evaluation(kind) else TRAIN
         if (ending := self._open) is not None:
             if ending.explicit:
                 if explicit:

@@ -201,7 +201,7 @@ class StepFold:
         self.kind = TRAIN  # of the last step
         self.calls = Counter[str]()  # of compiled functions
         self.learning = set[str]()  # functions that take gradients
-        self._fetching = set[str]()  # those that were called without a batch: they fetch it, if there are any
+        self._fetching = Counter[str]()  # their calls without a batch: in a loop, they fetch it
         self.marked = set[str]()  # functions that are called in marked steps
         self.evaluates_since: int | None = None  # since when a model is in the mode to evaluate
         self.model_since: int | None = None  # when a model was first called
@@ -325,7 +325,7 @@ class StepFold:
             return
         again = part is not None and not part.updates and function in part.functions
         if again and part is not None and part.streams:  # whose batch another function has taken
-            again = function in self._fetching and function != next(iter(part.functions))
+            again = self._fetching[function] >= LOOP_CALLS and function != next(iter(part.functions))
         acts = self._acting.get(function) == event.place and function in self._acting
         if part is not None and again and acts and part.functions.keys() <= self._acting.keys():
             again = False
@@ -333,7 +333,7 @@ class StepFold:
             if part is not None and again and function != next(iter(part.functions)):
                 self._split(part, function)
             part = self._begin_part(event.start)
-            self._fetching |= {function} & self.learning
+            self._fetching[function] += function in self.learning
         self.calls[function] += 1
         if function not in part.functions:
             part.functions[function] = event, part.launch
@@ -351,6 +351,9 @@ class StepFold:
     def _on_gradient(self, event: Event) -> None:
         if isinstance(event.key, str):  # of a function, as it is traced: whatever its name, it trains
             self.learning.add(event.key)
+            for name in [*self._kinds]:
+                if name not in self.learning | self._arrays.keys() and self._kinds[name][0] == TRAIN:
+                    del self._kinds[name]  # it was called first, and nothing else is known of it
             return
         if self.evaluates_since is not None:  # only a part of the model is in that mode
             self.evaluates_since = None
@@ -593,7 +596,8 @@ class StepFold:
         if not again and not final and rounds < LOOP_CALLS:
             return False
         if function is not None and again:
-            kind, reason = self._kind_of(function, measures=measures, fetches=bool(part.streams))
+            fetches = bool(part.streams) and self.learning.isdisjoint(part.functions)
+            kind, reason = self._kind_of(function, measures=measures, fetches=fetches)
             place = part.functions[function][0].place
             if kind == TRAIN:
                 for name, (call, _) in part.functions.items():
@@ -653,7 +657,7 @@ class StepFold:
         """Return the function of a step: one that returns a state, and takes more than those that prepare data."""
         names = [name for name in part.functions if name not in self._repeating] or [*part.functions]
         usual = [name for name in names if self.calls[name] >= LOOP_CALLS] or names
-        return max(usual, key=lambda name: self._of(name)[:2], default=None)
+        return max(usual, key=lambda name: (*self._of(name)[:2], name in self.learning), default=None)
 
     def _trains(self, part: Part) -> bool:
         """Return whether a part is known to update the state."""
