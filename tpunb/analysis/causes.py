@@ -657,13 +657,6 @@ _OF_THE_PROGRAM = (
         source="longer than training, or a fifth of the run",
         no_fault="the evaluation is what the run is for"),
     Cause(
-        "T411", "evaluation", "scoring",
-        when=(pl.col("evaluation") > pl.min_horizontal("productive", _EVALUATES)) & _scoring, wastes=pl.col("scoring"),
-        sentence="Evaluation took {took} beside its batches{mostly}",
-        remedies=(Remedy("score on arrays rather than one by one, on fewer examples, or less often"),),
-        evidence=f"{_CLOCK}evaluations, without the batches in them",
-        source="most of the evaluation", no_fault="the score is what the run is for"),
-    Cause(
         "T407", "checkpoint save", "checkpoint", wastes=pl.col("checkpoint"),
         sentence="Saving checkpoints takes {checkpoint} of the phase's step time",
         remedies=(
@@ -692,6 +685,13 @@ _OF_THE_PROGRAM = (
         remedies=(Remedy("make what it waits for faster, or share its work among processes"),),
         evidence=f"{_CLOCK}time between steps; samples of the thread that trains, and of those that work meanwhile",
         source="samples of the stack", no_fault="what it waits for is the purpose, such as the moves of an agent"),
+    Cause(
+        "T411", "evaluation", "scoring",
+        when=(pl.col("evaluation") > pl.min_horizontal("productive", _EVALUATES)) & _scoring, wastes=pl.col("scoring"),
+        sentence="Evaluation took {took} beside its batches{mostly}",
+        remedies=(Remedy("score on arrays rather than one by one, on fewer examples, or less often"),),
+        evidence=f"{_CLOCK}evaluations, without the batches in them",
+        source="most of the evaluation", no_fault="the score is what the run is for"),
 )
 
 # -- devices -----------------------------------------------------------------------------------------------------------

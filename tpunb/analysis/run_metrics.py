@@ -39,7 +39,7 @@ _TEXTS = {  # metrics of the run that are no figures
     *("awaited_at", "read_at"),
 }
 _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
-_SMALL_PS, _SMALL_SHARE = 10e6, 0.8  # of PyTorch on a CPU: 3 us each in loops over examples
+_SMALL_PS = 10e6  # of an operation of PyTorch on a CPU: 3 us each in loops over examples
 _MANY_OPS = 200  # for each gradient of a parameter: 20 to 45 in models of any depth, 800 in a loop over examples
 _GRADIENT, _BACKWARD = "torch::autograd::AccumulateGrad", r"^(.*)Backward\d*$"
 _OF_PYTORCH = r"^aten::|Backward\d*$"
@@ -339,16 +339,13 @@ def _eager(steps: Steps) -> str | None:
     full = steps.full()
     if steps.metadata.get("eager") or _operations(steps) >= _EAGER_CALLS:
         return steps.metadata.get("eager") or "JAX"
-    ops = full.ops.filter(pl.col("op").cast(pl.String).str.contains(_OF_PYTORCH), pl.col("count") > 0)
-    each = (pl.col("self_ps") / pl.col("count")).min()  # in the step that other programs held up least
-    ops = ops.group_by("op").agg(pl.col("count", "self_ps", "total_ps").sum(), each=each)
+    ops = _of_pytorch(full)
     # an operation that takes as much in one call loops itself, such as that of a recurrent layer
     whole = (ops["total_ps"] / ops["count"]).max() or 0.0
-    small_ps = ops.filter(pl.col("each") < _SMALL_PS)["self_ps"].sum()
     gradients = full.ops.filter(pl.col("op") == _GRADIENT)["count"].sum()
     many = ops["count"].sum() >= _MANY_OPS * gradients > 0 and not steps.devices.height
     many &= float(whole) * len(full) < NAMED_SHARE * float(ops["self_ps"].sum())  # type: ignore[arg-type]
-    return "PyTorch" if many and float(small_ps) > _SMALL_SHARE * float(ops["self_ps"].sum()) else None
+    return "PyTorch" if many and _in_kernels(steps, "PyTorch") < 0.5 else None
 
 
 def _frozen(run: Goodput, steps: Steps) -> tuple[str | None, int]:
@@ -409,12 +406,21 @@ def _unthreaded(steps: Steps) -> float:
     )
 
 
+def _of_pytorch(full: Steps) -> pl.DataFrame:
+    """Return count and times of PyTorch's operations, and of one in the step that other programs held up least."""
+    ops = full.ops.filter(pl.col("op").cast(pl.String).str.contains(_OF_PYTORCH), pl.col("count") > 0)
+    each = (pl.col("self_ps") / pl.col("count")).min()
+    return ops.group_by("op").agg(pl.col("count", "self_ps", "total_ps").sum(), each=each)
+
+
 def _in_kernels(steps: Steps, eager: str | None) -> float:
-    """Return the share of the steps in which operations run, other than PyTorch's: a compiled step runs them, too."""
+    """Return the share of the steps in which operations run, of PyTorch large ones: a compiled step runs them, too."""
     full = steps.full()
-    if eager not in ("Keras", "TensorFlow", "JAX") or not len(full):
+    if eager is None or not len(full):
         return 0.0
     ops = full.ops.filter(side="device") if eager == "JAX" else full.ops
+    if eager == "PyTorch":
+        ops = _of_pytorch(full).filter(pl.col("each") >= _SMALL_PS)
     kernels = full.frame["device_ps"] if full.devices.height else ops["self_ps"]
     return min(float(kernels.sum()) / max(float(full.frame["dur_ps"].sum()), 1.0), 1.0)
 
