@@ -74,6 +74,7 @@ def test_a_window_is_a_session_over_all_threads(threads):
 
 def test_beside_tensorflow_a_session_waits_until_the_program_has_imported_what_it_imports(threads, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", ModuleType("tensorflow"))
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
     monkeypatch.setattr(torch_source.torch, "find_spec", lambda name: None)
     assert torch_source.torch.profiles_all_threads()
     monkeypatch.setattr(torch_source.torch, "find_spec", lambda name: name == "triton")
