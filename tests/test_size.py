@@ -19,7 +19,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "frames": 1_660,
     "instrument": 2_810,
     "io": 6_025,
-    "profiler": 5_485,
+    "profiler": 5_490,
     "protobuf": 390,
     "root": 2_695,
     "step_stats": 3_325,
@@ -31,7 +31,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_475,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 68_230, 287  # of the package without studies: all lines; modules
+LINES, FILES = 68_250, 287  # of the package without studies: all lines; modules
 DOOR = 31  # names beside the namespaces
 README_WORDS, PAGES, WORDS = 700, 12, 18_050  # of README; of docs beside what is generated or for machines
 GENERATED = {"SKILL.md", "causes.md", "glossary.md", "index.md", "wrapped.md"}

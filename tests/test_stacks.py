@@ -208,3 +208,36 @@ def test_each_import_of_a_statement_is_named():
     code = compile("import json, os.path as path\nfrom math import pi\npi()", "train.py", "exec")
     named = [raw._imported(code, each.offset) for each in dis.get_instructions(code)]
     assert [each for each in named if each] == ["import json", "import os.path", "import math"]
+
+
+GUARDS = """
+import sys, threading
+from tpunb.profiler.stacks import stacks
+ended, over = set(), threading.Event()
+class Guard:
+    def __del__(self):
+        ended.add(threading.get_ident())
+def guarded():
+    guard = Guard()
+    return sum(range(50)), guard is None
+def sample():
+    while not over.is_set():
+        stacks()
+sampler = threading.Thread(target=sample)
+sys.setswitchinterval(1e-5)
+sampler.start()
+for _ in range(100_000):
+    guarded()
+over.set()
+sampler.join()
+sys.exit(ended != {threading.get_ident()})
+"""
+
+
+@pytest.mark.live
+def test_variables_of_a_sampled_function_end_in_its_own_thread():
+    """So guards do, such as those of PyTorch: in another thread they reset its state, and leave that of their own.
+
+    A process of its own, and without the audit hook of the tests, which would run between two frames.
+    """
+    assert subprocess.run([sys.executable, "-c", GUARDS], check=False).returncode == 0

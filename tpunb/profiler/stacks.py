@@ -13,10 +13,13 @@ import re
 import sys
 import threading
 import tokenize
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from inspect import CO_GENERATOR
-from itertools import islice, pairwise
+from itertools import accumulate, chain, islice, pairwise, repeat, starmap
+from operator import attrgetter, itemgetter
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
@@ -36,22 +39,36 @@ _IMPORT = re.compile(r"\s*(?:import|from)\s+([\w.]+)")
 _reading = threading.Lock()
 
 
-def stacks() -> dict[int, list[FrameType]]:
+class RawFrame(NamedTuple):
+    """What is read of a frame, by the names that it has there: it holds neither the frame nor its variables."""
+
+    f_code: CodeType
+    f_lasti: int
+    f_globals: dict[str, Any]
+    f_lineno: int | None = None  # of another thread
+
+
+_RAW = attrgetter(*RawFrame._fields)
+
+
+def stacks() -> dict[int, list[RawFrame]]:
     """Return the frames of each thread but the calling one, innermost first, without what a collection calls in it.
 
+    No frame of another thread is held while that may run: its variables would outlive their function, and end in this
+    thread. A guard of PyTorch in one of them, as in the text of each tensor, then resets the state of this thread, and
+    the program fails in a later operation. So each stack is read in one call into C, which no other thread interrupts.
+
     Before Python 3.11.9 a collection of garbage while frames are read may stop all threads forever
-    (https://github.com/python/cpython/issues/106883). Before Python 3.12 each frame of another thread is made as it is
-    first asked for, and a collection then may let that thread leave it meanwhile: so all are read here.
+    (https://github.com/python/cpython/issues/106883).
     """
     if getattr(getattr(loaded("jax"), "config", None), "jax_check_tracer_leaks", False):
-        return {}  # a frame held here keeps what JAX checks that nobody does
+        return {}
     with _reading:
         collects = gc.isenabled()
         gc.disable()
         try:
-            innermost = sys._current_frames()
-            innermost.pop(threading.get_ident(), None)  # it would keep itself alive
-            frames = {thread: [*outwards(frame)] for thread, frame in innermost.items()}
+            threads = {*chain.from_iterable(_current_frames())} - {threading.get_ident()}
+            frames = {thread: stack for thread in threads if (stack := _stack_of(thread))}
         finally:
             if collects:
                 gc.enable()
@@ -59,7 +76,21 @@ def stacks() -> dict[int, list[FrameType]]:
     return {thread: stack[_in_collection(stack, callbacks) :] for thread, stack in frames.items()}
 
 
-def _in_collection(stack: list[FrameType], callbacks: set[CodeType]) -> int:
+def _current_frames() -> Iterator[dict[int, FrameType]]:
+    """Yield the innermost frames once, for an iterator in C that holds no frame."""
+    return starmap(sys._current_frames, [()])
+
+
+def _stack_of(thread: int) -> list[RawFrame]:
+    """Return the frames of a thread, innermost first, none if it has ended."""
+    found = deque[tuple[CodeType, int, dict[str, Any], int | None]]()
+    steps = chain(map(itemgetter(thread), _current_frames()), repeat("f_back", _DEPTH - 1))
+    with suppress(AttributeError, KeyError):  # beyond the outermost frame
+        found.extend(map(_RAW, accumulate(steps, getattr)))
+    return [RawFrame(*raw) for raw in found]
+
+
+def _in_collection(stack: list[RawFrame], callbacks: set[CodeType]) -> int:
     """Return how many of the innermost frames a collection of garbage calls."""
     called = (number + 1 for number, frame in enumerate(stack[:4]) if frame.f_code in callbacks)
     return min(next(called, 0), len(stack) - 1)
@@ -72,14 +103,6 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
             return
         yield frame
         frame = frame.f_back
-
-
-class RawFrame(NamedTuple):
-    """What is read of a frame, by the names that it has there: it holds neither the frame nor its variables."""
-
-    f_code: CodeType
-    f_lasti: int
-    f_globals: dict[str, Any]
 
 
 class StackTable:

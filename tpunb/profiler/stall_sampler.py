@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
-from types import FrameType
 from typing import NamedTuple
 
 import polars as pl
@@ -225,7 +224,7 @@ class StallSampler:
         if progress.thread in frames and self._elapsed_ns(progress) > _limit_ns(progress):
             self._seen = _Seen(progress, self._where(frames, progress), min(late_ns, self._elapsed_ns(progress)))
 
-    def _stacks(self, progress: Progress) -> dict[int, list[FrameType]]:
+    def _stacks(self, progress: Progress) -> dict[int, list[RawFrame]]:
         """Return the stacks of all threads; none if the training has gone on meanwhile."""
         frames = stacks()
         return frames if self._progress().since_ns == progress.since_ns else {}
@@ -277,7 +276,7 @@ class StallSampler:
                 self._keep(now_ns, progress, where)
         return LIMITS.stall_sample_ns
 
-    def _where(self, frames: Mapping[int, list[FrameType]], progress: Progress) -> Where:
+    def _where(self, frames: Mapping[int, list[RawFrame]], progress: Progress) -> Where:
         """Return the stack of the thread that trains, and of those at work, if it may wait for them."""
         thread, numbers = progress.thread or 0, list[int | None]()
         if progress.account in (None, "data loading"):
@@ -331,7 +330,7 @@ def rows(stalls: Iterable[Stall], host: str, origin_ns: int) -> pl.DataFrame:
     return pl.DataFrame(data, schema=schema.STACK_STALLS, orient="row")
 
 
-def _at_work(frames: Mapping[int, list[FrameType]], thread: int) -> Iterator[list[FrameType]]:
+def _at_work(frames: Mapping[int, list[RawFrame]], thread: int) -> Iterator[list[RawFrame]]:
     """Yield the stacks of threads that a thread may wait for: neither the profiler's, nor what waits for others."""
     busy = {other: stack for other, stack in frames.items() if stack[0].f_code.co_filename not in WAITING}
     busy.pop(thread, None)

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import psutil
 
 from tpunb.profiler.limits import LIMITS
-from tpunb.profiler.stacks import stacks
+from tpunb.profiler.stacks import RawFrame, stacks
 from tpunb.profiler.step_clock import StepClock
 from tpunb.step_stats.sample_places import PACKAGES
 from tpunb.text import cut, plain
@@ -186,7 +185,7 @@ def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def _home(stack: list[FrameType]) -> str:
+def _home(stack: list[RawFrame]) -> str:
     """Return whose the innermost function is: of the "program", of "python", or of a "library", which may wait."""
     for file in (frame.f_code.co_filename for frame in stack):
         if is_user_code(file):
@@ -196,12 +195,12 @@ def _home(stack: list[FrameType]) -> str:
     return "python"
 
 
-def _frame(frame: FrameType) -> str:
+def _frame(frame: RawFrame) -> str:
     code = frame.f_code
     return cut(plain(f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"), LIMITS.longest_name)
 
 
-def _stacks() -> dict[int, list[FrameType]]:
+def _stacks() -> dict[int, list[RawFrame]]:
     """Return the stacks of all threads; none without an interpreter lock: those of running ones cannot be read."""
     return stacks() if getattr(sys, "_is_gil_enabled", lambda: True)() else {}
 
