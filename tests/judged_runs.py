@@ -31,6 +31,7 @@ has the checks that fail today and their entries, by the reason.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import tempfile
@@ -120,9 +121,9 @@ def checked(run, truth):
 
 
 def _stated_s(answer):
-    """Return the first time in the sentence, in seconds."""
-    amount, unit = re.search(r"([\d.]+) (ms|s|min)\b", answer.sentence).groups()
-    return float(amount) * {"ms": 1e-3, "s": 1, "min": 60}[unit]
+    """Return the first time in the sentence, in seconds; NaN without one."""
+    found = re.search(r"([\d.]+) (ms|s|min)\b", answer.sentence)
+    return float(found[1]) * {"ms": 1e-3, "s": 1, "min": 60}[found[2]] if found else math.nan
 
 
 def _wasted_ps(phases, answer):

@@ -151,7 +151,7 @@ _FULL = "steps traced in full: "
 _XPROF = "XProf's smart suggestions: "
 
 _EVALUATES = pl.lit(0.2)  # of run time: what the program asks for is no waste
-_scoring = (pl.col("scoring") > pl.col("evaluation") / 2) & ~_is("evaluates", "predict")  # that sets up anew
+_scoring = (pl.col("scoring") > pl.col("evaluation") / 2) & ~_is("evaluates", "predict")  # which sets up anew
 _least = pl.when(pl.col("account") == "evaluation").then(_EVALUATES).otherwise(NAMED_SHARE)
 
 _GENERAL = Cause(
@@ -688,7 +688,7 @@ _OF_THE_PROGRAM = (
     Cause(
         "T411", "evaluation", "scoring",
         when=(pl.col("evaluation") > pl.min_horizontal("productive", _EVALUATES)) & _scoring, wastes=pl.col("scoring"),
-        sentence="Evaluation took {took} beside its batches{mostly}",
+        sentence="Evaluation took {took} outside of its batches{mostly}",
         remedies=(Remedy("score on arrays rather than one by one, on fewer examples, or less often"),),
         evidence=f"{_CLOCK}evaluations, without the batches in them",
         source="most of the evaluation", no_fault="the score is what the run is for"),

@@ -60,10 +60,10 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three models or more,
     but for the first), of ``first`` (the rest of startup), ``compiling`` (of startup), ``collecting`` (garbage),
     ``anew`` (iterators of Keras, with ``awaiting``, the waits for their first batches, and ``of_arrays``, those of
-    arrays), ``validating`` (waits for input of evaluations), ``scoring`` (evaluations beside their batches), ``ended``
-    (iterators of tf.data), ``starting`` and ``restarting`` (workers of a DataLoader, in its first pass and later),
-    ``importing`` (modules, by samples of preparation), ``refitting`` (around and before the steps of fits of one
-    batch), ``stepping`` (steps without waits), ``working`` (with code and callbacks), ``handing`` (batches over, if
+    arrays), ``validating`` (waits for input of evaluations), ``scoring`` (evaluations outside of their batches),
+    ``ended`` (iterators of tf.data), ``starting`` and ``restarting`` (workers of a DataLoader, in its first pass and
+    later), ``importing`` (modules, by samples of preparation), ``refitting`` (around and before the steps of fits of
+    one batch), ``stepping`` (steps without waits), ``working`` (with code and callbacks), ``handing`` (batches over, if
     workers did), ``dispatching`` (of steps, what a compiled one would not take, and ``called_between`` them; see
     ``eager``), ``calling`` (of compiled steps of Keras, without operations), ``reading`` (numbers of arrays of JAX one
     by one, most at ``read_at``; ``read_between`` steps), ``slowing`` (of steps, beyond those of the first quarter) and

@@ -82,7 +82,7 @@ def listen_to_annotations(sink: Sink, methods: tuple[Attribute, ...], stack: Exi
         number = kwargs.get("step_num")
         if isinstance(number, Integral) and 0 <= int(number) < 2**62:
             name = args[0] if args else kwargs.get("name")
-            setattr(self, _NUMBER, (int(number), "eval" if name in _EVALUATIONS else "train"))
+            setattr(self, _NUMBER, (int(number), "eval" if str(name) in _EVALUATIONS else "train"))
 
     def entered(enter: Callable[..., Any], self: Any, *args: Any) -> Any:
         number, kind = getattr(self, _NUMBER, (None, ""))

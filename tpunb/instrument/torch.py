@@ -387,8 +387,8 @@ SESSIONS = Sessions(  # which have no class: functions begin and end them
 def profiles_all_threads() -> bool:
     """Return whether the program has imported a version whose profiler records all threads, and may begin now.
 
-    It imports Dynamo, as each optimizer does. Dynamo imports Triton, which ends a process that has imported TensorFlow
-    before. No session of a profiler does that to a program that runs without it.
+    It imports Dynamo, as each optimizer does, and that Triton, which ends a process that has imported TensorFlow
+    before. So a session waits there until the program has imported Dynamo itself.
     """
     if "tensorflow" in sys.modules and "torch._dynamo" not in sys.modules and find_spec("triton"):
         return False

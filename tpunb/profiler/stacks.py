@@ -61,8 +61,6 @@ def stacks() -> dict[int, list[RawFrame]]:
     Before Python 3.11.9 a collection of garbage while frames are read may stop all threads forever
     (https://github.com/python/cpython/issues/106883).
     """
-    if getattr(getattr(loaded("jax"), "config", None), "jax_check_tracer_leaks", False):
-        return {}
     with _reading:
         collects = gc.isenabled()
         gc.disable()
